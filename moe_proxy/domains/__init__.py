@@ -1,0 +1,1 @@
+"""Which domain a prompt belongs to."""

@@ -1,0 +1,1 @@
+"""Ollama API in, OpenAI form out, and back."""

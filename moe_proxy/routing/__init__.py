@@ -1,0 +1,1 @@
+"""Router maps and the prior made from them."""
