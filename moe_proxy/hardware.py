@@ -1,0 +1,102 @@
+"""Owns what this machine has: memory, cores, NVIDIA GPUs. The only probe of them; it plans nothing.
+
+A probe never fails. What cannot be asked is reported as absent.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from dataclasses import dataclass
+
+import psutil
+import pynvml
+
+logger = logging.getLogger(__name__)
+
+_UNLIMITED_BYTES = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One NVIDIA GPU; ``compute_capability`` is "9.0", or "" where the driver does not say."""
+
+    index: int
+    name: str
+    vram_total_bytes: int
+    vram_free_bytes: int
+    compute_capability: str
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What a plan may count on. ``memlock_limit_bytes`` is None where there is no limit or no answer."""
+
+    ram_total_bytes: int
+    ram_available_bytes: int
+    cores_physical: int
+    memlock_limit_bytes: int | None
+    gpus: tuple[Gpu, ...]
+
+
+def probe() -> Hardware:
+    """Ask the operating system and the NVIDIA driver."""
+    memory = psutil.virtual_memory()
+    return Hardware(
+        ram_total_bytes=int(memory.total),
+        ram_available_bytes=int(memory.available),
+        cores_physical=psutil.cpu_count(logical=False) or os.cpu_count() or 1,
+        memlock_limit_bytes=_memlock_limit_bytes(),
+        gpus=_gpus(),
+    )
+
+
+def _memlock_limit_bytes() -> int | None:
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return None if soft == resource.RLIM_INFINITY or soft >= _UNLIMITED_BYTES else soft
+
+
+def _gpus() -> tuple[Gpu, ...]:
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:  # no driver, no library, no device
+        logger.debug("no NVIDIA GPU: %s", error)
+        return ()
+    try:
+        return tuple(gpu for index in range(pynvml.nvmlDeviceGetCount()) if (gpu := _gpu(index)) is not None)
+    except pynvml.NVMLError as error:
+        logger.debug("the NVIDIA driver does not count its GPUs: %s", error)
+        return ()
+    finally:
+        _shut_down()
+
+
+def _gpu(index: int) -> Gpu | None:
+    """One GPU, or None where the driver refuses the questions that matter (a lost device)."""
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        name = pynvml.nvmlDeviceGetName(handle)
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    except pynvml.NVMLError as error:
+        logger.debug("GPU %d does not answer: %s", index, error)
+        return None
+    try:
+        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+    except pynvml.NVMLError:
+        capability = ""
+    else:
+        capability = f"{major}.{minor}"
+    text = name.decode(errors="replace") if isinstance(name, bytes) else str(name)
+    return Gpu(index, text, int(memory.total), int(memory.free), capability)
+
+
+def _shut_down() -> None:
+    try:
+        pynvml.nvmlShutdown()
+    except pynvml.NVMLError as error:
+        logger.debug("the NVIDIA library does not close: %s", error)

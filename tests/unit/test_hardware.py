@@ -1,0 +1,77 @@
+"""The probe: what the machine has, and never an exception."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pynvml
+import pytest
+
+from moe_proxy import hardware
+
+
+class Driver:
+    """An NVIDIA driver with two GPUs; calls named in ``broken`` raise what the library raises."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *broken: str) -> None:
+        self.closed = 0
+        answers = {
+            "nvmlInit": lambda: None,
+            "nvmlShutdown": self._close,
+            "nvmlDeviceGetCount": lambda: 2,
+            "nvmlDeviceGetHandleByIndex": lambda index: index,
+            "nvmlDeviceGetName": lambda handle: b"Card 0" if handle == 0 else "Card 1",
+            "nvmlDeviceGetMemoryInfo": lambda handle: SimpleNamespace(total=8 * 2**30, free=6 * 2**30),
+            "nvmlDeviceGetCudaComputeCapability": lambda handle: (8, handle),
+        }
+        for name, answer in answers.items():
+            monkeypatch.setattr(pynvml, name, self._raise if name in broken else answer)
+
+    def _close(self) -> None:
+        self.closed += 1
+
+    def _raise(self, *arguments: object) -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN)
+
+
+def test_memory_and_cores() -> None:
+    """RAM, physical cores and the limit on locked memory of this very machine."""
+    found = hardware.probe()
+    assert found.ram_total_bytes >= found.ram_available_bytes > 0
+    assert found.cores_physical >= 1
+    assert found.memlock_limit_bytes is None or found.memlock_limit_bytes >= 0
+
+
+def test_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GPUs with name, memory and compute capability; the library is closed again."""
+    driver = Driver(monkeypatch)
+    assert hardware.probe().gpus == (
+        hardware.Gpu(0, "Card 0", 8 * 2**30, 6 * 2**30, "8.0"),
+        hardware.Gpu(1, "Card 1", 8 * 2**30, 6 * 2**30, "8.1"),
+    )
+    assert driver.closed == 1
+
+
+@pytest.mark.parametrize(
+    ("broken", "gpus"),
+    [
+        ("nvmlInit", 0),
+        ("nvmlDeviceGetCount", 0),
+        ("nvmlDeviceGetHandleByIndex", 0),
+        ("nvmlDeviceGetMemoryInfo", 0),
+        ("nvmlDeviceGetCudaComputeCapability", 2),
+        ("nvmlShutdown", 2),
+    ],
+)
+def test_a_driver_that_refuses(monkeypatch: pytest.MonkeyPatch, broken: str, gpus: int) -> None:
+    """No library, no driver, a lost device: fewer GPUs, never an exception."""
+    Driver(monkeypatch, broken)
+    assert len(hardware.probe().gpus) == gpus
+
+
+def test_no_limit_on_locked_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing limits locked memory, the limit is None."""
+    resource = pytest.importorskip("resource")
+    for limit, expected in ((resource.RLIM_INFINITY, None), (65536, 65536)):
+        monkeypatch.setattr(resource, "getrlimit", lambda which, limit=limit: (limit, limit))
+        assert hardware.probe().memlock_limit_bytes == expected
