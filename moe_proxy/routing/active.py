@@ -1,0 +1,54 @@
+"""Owns which requests are active and which prior they ask for together.
+
+It decides what is worth pushing; it never pushes, and knows nothing of HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from moe_proxy.routing.prior import Prior, mixture_prior, total_variation
+from moe_proxy.routing.router_map import RouterMap
+
+
+class ActiveRequests:
+    """The distributions of the requests that are running now. Used from one thread."""
+
+    def __init__(self, router_map: RouterMap | None, *, kappa: float, min_distance: float) -> None:
+        self._map = router_map
+        self._kappa = kappa
+        self._min_distance = min_distance
+        self._distributions: dict[str, Mapping[str, float]] = {}
+        self._current: Prior | None = None
+
+    def __len__(self) -> int:
+        return len(self._distributions)
+
+    @property
+    def prior(self) -> Prior | None:
+        """The last prior that was worth pushing."""
+        return self._current
+
+    def begin(self, request_id: str, distribution: Mapping[str, float]) -> Prior | None:
+        """Add a request (an empty distribution is an abstention); the prior to push now, or None."""
+        self._distributions[request_id] = distribution
+        return self._moved()
+
+    def end(self, request_id: str) -> Prior | None:
+        """Remove a request; the prior to push now, or None.
+
+        When the last one leaves, the prior stays: the next request is likely to be of the same kind.
+        """
+        self._distributions.pop(request_id, None)
+        return self._moved() if self._distributions else None
+
+    def _moved(self) -> Prior | None:
+        if self._map is None:
+            return None
+        prior = mixture_prior(self._map, tuple(self._distributions.values()), kappa=self._kappa)
+        if prior is None:
+            return None
+        if self._current is not None and total_variation(self._current, prior) <= self._min_distance:
+            return None
+        self._current = prior
+        return prior
