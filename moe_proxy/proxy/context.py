@@ -1,0 +1,150 @@
+"""Owns the record of everything that is handed to the HTTP surface; it never makes any of it."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol
+
+from moe_proxy.domains.base import Classification, Classifier
+from moe_proxy.metrics import Metrics
+from moe_proxy.model.gguf_header import GgufHeader
+
+UnknownModel = Literal["strict", "any"]
+StatsProvider = Callable[[], Awaitable[Mapping[str, object]]]
+
+
+class BackendStatus(Protocol):
+    """What is known of llama-server at this moment."""
+
+    @property
+    def state(self) -> str:
+        """stopped, starting, loading, ready, draining, crashed or failed."""
+        ...
+
+    @property
+    def reason(self) -> str:
+        """Why it is not ready, in words; empty when it is."""
+        ...
+
+    @property
+    def progress(self) -> float | None:
+        """Of loading, 0 to 1; None when unknown."""
+        ...
+
+
+class Backend(Protocol):
+    """The one llama-server behind the proxy."""
+
+    @property
+    def socket(self) -> Path:
+        """The Unix socket it listens on."""
+        ...
+
+    @property
+    def status(self) -> BackendStatus:
+        """For reports only: whoever needs the engine awaits ``ready`` instead of looking here first."""
+        ...
+
+    async def ready(self, timeout_s: float) -> None:
+        """Return once requests can be sent. Raises EngineError with the reason."""
+        ...
+
+
+class RequestObserver(Protocol):
+    """Is told of each request that generates text. What it raises is counted and reaches no client."""
+
+    def begin(self, request_id: str, path: str, classification: Classification | None) -> None:
+        """Before the request is forwarded; must not wait. None: no text, or no classifier."""
+        ...
+
+    async def end(self, request_id: str) -> None:
+        """After the last byte, an error or a disconnect; runs beside the requests, exactly once per begin."""
+        ...
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """The served model as clients see it.
+
+    ``digest`` is 64 hex characters, the same for the same file. ``context_length``: the tokens one slot has.
+    ``capabilities`` are Ollama's words: completion, tools, thinking, vision, insert, embedding.
+    ``upstream_name`` is the alias llama-server was started with; empty: ``name``.
+    """
+
+    name: str
+    aliases: tuple[str, ...]
+    header: GgufHeader
+    digest: str
+    context_length: int
+    capabilities: tuple[str, ...]
+    upstream_name: str = ""
+    vram_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of the HTTP surface.
+
+    ``header_wait_s`` is how long a streaming client waits for a real status line before it gets 200 and signs
+    of life every ``keep_alive_s``. ``connect_retry_s`` bounds how long a refused connection is tried again:
+    the engine may have died a moment ago. Bodies over ``inline_body_bytes`` are parsed and
+    translated in a thread.
+    """
+
+    hold_timeout_s: float = 600.0
+    header_wait_s: float = 10.0
+    keep_alive_s: float = 10.0
+    connect_retry_s: float = 5.0
+    drain_s: float = 30.0
+    cut_grace_s: float = 2.0
+    max_in_flight: int = 512
+    max_body_bytes: int = 100 << 20
+    inline_body_bytes: int = 256 << 10
+    retry_after_s: int = 1
+
+
+@dataclass(frozen=True)
+class SecurityPolicy:
+    """Who may ask. Hosts and origins are patterns with ``*``, allowed beyond the built-in ones."""
+
+    host_name: str = ""
+    allowed_hosts: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Clocks:
+    """The three times of the surface: for intervals, for durations in answers, for dates in answers."""
+
+    monotonic_s: Callable[[], float] = time.monotonic
+    monotonic_ns: Callable[[], int] = time.monotonic_ns
+    wall_ns: Callable[[], int] = time.time_ns
+
+
+@dataclass(frozen=True)
+class ProxyContext:
+    """Everything the HTTP surface works with.
+
+    ``domain_labels`` are the domains a client may name in ``X-Moe-Domain``. ``unload`` stops the engine until
+    it is next needed; None: a request to unload is acknowledged and changes nothing.
+    """
+
+    backend: Backend
+    model: ModelCard
+    observer: RequestObserver
+    stats: StatsProvider
+    classifier: Classifier | None = None
+    domain_labels: frozenset[str] = frozenset()
+    limits: Limits = Limits()
+    security: SecurityPolicy = SecurityPolicy()
+    clocks: Clocks = Clocks()
+    metrics: Metrics = field(default_factory=Metrics)
+    unknown_model: UnknownModel = "strict"
+    unknown_model_openai: UnknownModel = "any"
+    ollama_version: str = "0.13.0"
+    unload: Callable[[], Awaitable[None]] | None = None
+    new_id: Callable[[], str] = lambda: secrets.token_hex(8)

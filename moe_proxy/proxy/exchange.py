@@ -1,0 +1,150 @@
+"""Owns one request on its way: its id and family, its body read once, what the observer is told of it.
+
+It never talks to the engine and never shapes an answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TypeVar
+
+from aiohttp import web
+
+from moe_proxy import prompts
+from moe_proxy.domains.base import DOMAINS, Classification
+from moe_proxy.errors import BodyTooLargeError, RequestError
+from moe_proxy.proxy.admission import Admission
+from moe_proxy.proxy.context import ProxyContext
+from moe_proxy.proxy.replies import Family, family_of
+from moe_proxy.proxy.security import origin_allowed
+from moe_proxy.proxy.upstream import Upstream
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+
+class Exchange:
+    """One request. ``path`` is the normal path, ``route`` its pattern, ``name`` what the path names, if
+    anything. ``committed``: the head of the reply was sent.
+    """
+
+    def __init__(
+        self, request: web.Request, context: ProxyContext, admission: Admission, upstream: Upstream, path: str
+    ) -> None:
+        self.request = request
+        self.context = context
+        self.admission = admission
+        self.upstream = upstream
+        self.path = path
+        self.route = "other"
+        self.name = ""
+        self.family: Family = family_of(path)
+        self.id = context.new_id()
+        self.started_s = context.clocks.monotonic_s()
+        self.started_ns = context.clocks.monotonic_ns()
+        self.committed = False
+
+    @property
+    def target(self) -> str:
+        """The path to forward: exactly the one that was judged, with the query as it came."""
+        query = self.request.raw_path.partition("#")[0].partition("?")[2]
+        return f"{self.path}?{query}" if query else self.path
+
+    async def body(self) -> bytes:
+        """The whole body, as it came. Raises BodyTooLargeError."""
+        limit = self.context.limits.max_body_bytes
+        if (self.request.content_length or 0) > limit:
+            raise _too_large(limit)
+        try:
+            return await self.request.read()
+        except web.HTTPRequestEntityTooLarge as error:
+            raise _too_large(limit) from error
+
+    async def json_object(self) -> tuple[bytes, Mapping[str, object]]:
+        """The body as it came and as an object, whatever its Content-Type says. Raises RequestError."""
+        raw = await self.body()
+        if not raw:
+            raise RequestError("missing request body")
+        return raw, await self.aside(len(raw), lambda: _object_of(raw))
+
+    async def aside(self, size_bytes: int, compute: Callable[[], Result]) -> Result:
+        """The result of ``compute``, in a thread where a body of ``size_bytes`` would hold up the others."""
+        if size_bytes > self.context.limits.inline_body_bytes:
+            return await asyncio.to_thread(compute)
+        return compute()
+
+    def classified(self, value: Mapping[str, object]) -> Classification | None:
+        """What the request is about, or None. Never fails: what goes wrong here is counted."""
+        named = self.request.headers.get("X-Moe-Domain", "").strip()
+        if named and (named in DOMAINS or named in self.context.domain_labels):
+            return self._counted(Classification({named: 1.0}, "header"))
+        classifier = self.context.classifier
+        if classifier is None:
+            return None
+        try:
+            text = prompts.text_in(self.path, value)
+            if text is None:
+                return None
+            return self._counted(classifier.classify(text))
+        except Exception:
+            self.context.metrics.step_failed("classify")
+            logger.exception("classifier %s failed; request %s goes on without", classifier.name, self.id)
+            return None
+
+    @contextmanager
+    def observed(self, classification: Classification | None) -> Iterator[None]:
+        """Tell the observer that the request begins, and, whatever happens, that it has ended."""
+        try:
+            self.context.observer.begin(self.id, self.path, classification)
+        except Exception:
+            self.context.metrics.step_failed("observe")
+            logger.exception("the observer failed at the begin of request %s", self.id)
+        try:
+            yield
+        finally:
+            self.admission.follow_up("observe", self.context.observer.end(self.id))
+
+    def stamp(self, response: web.StreamResponse) -> None:
+        """Add what every reply carries; to be done before its head is sent."""
+        response.headers["Server"] = "moe-proxy"
+        response.headers["X-Request-Id"] = self.id
+        origin = self.request.headers.get("Origin")
+        if origin is None:
+            return
+        response.headers.add("Vary", "Origin")
+        if origin_allowed(origin, self.context.security, self.request.headers.get("Host", "")):
+            response.headers["Access-Control-Allow-Origin"] = origin
+            response.headers["Access-Control-Expose-Headers"] = "X-Request-Id, Retry-After"
+
+    def first_token(self) -> None:
+        """The first bytes that come from the model leave now."""
+        self.context.metrics.first_token(self.route, self.context.clocks.monotonic_s() - self.started_s)
+
+    def _counted(self, classification: Classification) -> Classification:
+        self.context.metrics.classified(classification.domain)
+        return classification
+
+
+def _object_of(raw: bytes) -> Mapping[str, object]:
+    try:
+        value = json.loads(raw, parse_constant=_refuse_constant)
+    except RecursionError as error:
+        raise RequestError("the body is nested too deeply") from error
+    except ValueError as error:
+        raise RequestError(f"the body is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise RequestError(f"the body is a JSON {type(value).__name__}, not an object")
+    return value
+
+
+def _refuse_constant(name: str) -> object:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _too_large(limit: int) -> BodyTooLargeError:
+    return BodyTooLargeError(f"the body is over the limit of {limit} bytes", "send less at once")

@@ -1,0 +1,186 @@
+"""Owns the handlers of ``/api/*``: what is asked of the engine when, and what never reaches it.
+
+The translation itself is in ``request`` and ``response``; what is said of the model is in ``models``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+
+from aiohttp import web
+
+from moe_proxy.errors import EngineError, MoeProxyError, RequestError, UnsupportedError
+from moe_proxy.proxy.admission import Ticket
+from moe_proxy.proxy.context import ProxyContext
+from moe_proxy.proxy.exchange import Exchange
+from moe_proxy.proxy.ollama import models, request
+from moe_proxy.proxy.ollama.response import Record, Reply, Translator, gathered
+from moe_proxy.proxy.passthrough import forwarded_headers
+from moe_proxy.proxy.relay import Opening, relay
+from moe_proxy.proxy.replies import Family, dump, error_value, json_reply, refusal
+from moe_proxy.proxy.upstream import Answer
+
+logger = logging.getLogger(__name__)
+
+Json = Mapping[str, object]
+Translate = Callable[[str, Json, request.ModelFacts], request.Translation]
+
+
+async def root(exchange: Exchange) -> web.StreamResponse:
+    """GET /: what Ollama's clients look for to see that it runs."""
+    return web.Response(text="Ollama is running")
+
+
+async def version(exchange: Exchange) -> web.StreamResponse:
+    """GET /api/version: of the API that is spoken, three plain integers."""
+    return json_reply({"version": exchange.context.ollama_version})
+
+
+async def tags(exchange: Exchange) -> web.StreamResponse:
+    """GET /api/tags."""
+    return json_reply(models.tags(exchange.context.model))
+
+
+async def ps(exchange: Exchange) -> web.StreamResponse:
+    """GET /api/ps."""
+    context = exchange.context
+    loaded = context.backend.status.state == "ready"
+    return json_reply(models.running(context.model, loaded, context.clocks.wall_ns()))
+
+
+async def show(exchange: Exchange) -> web.StreamResponse:
+    """POST /api/show; older clients say ``name``."""
+    _, body = await exchange.json_object()
+    models.check_ollama(exchange.context, body.get("model") or body.get("name"))
+    return json_reply(models.show(exchange.context.model))
+
+
+async def pull(exchange: Exchange) -> web.StreamResponse:
+    """POST /api/pull: the served model is there already, others are not fetched."""
+    _, body = await exchange.json_object()
+    name = body.get("model") or body.get("name")
+    if not isinstance(name, str) or not name:
+        raise RequestError("model is required")
+    if not models.is_served(exchange.context.model, name):
+        raise UnsupportedError(
+            f"moe-proxy does not download models: {name!r}", "start it with --model FILE instead"
+        )
+    steps = [{"status": "pulling manifest"}, {"status": "success"}]
+    if body.get("stream") is False:
+        return json_reply(steps[-1])
+    lines = b"".join(dump(step) + b"\n" for step in steps)
+    return web.Response(body=lines, content_type="application/x-ndjson")
+
+
+async def refused(exchange: Exchange) -> web.StreamResponse:
+    """Whatever would change models on this machine."""
+    raise UnsupportedError("not supported by moe-proxy")
+
+
+async def chat(exchange: Exchange) -> web.StreamResponse:
+    """POST /api/chat."""
+    return await _generate(exchange, request.chat, is_chat=True)
+
+
+async def generate(exchange: Exchange) -> web.StreamResponse:
+    """POST /api/generate."""
+    return await _generate(exchange, request.generate, is_chat=False)
+
+
+async def _generate(exchange: Exchange, translate: Translate, *, is_chat: bool) -> web.StreamResponse:
+    with exchange.admission.admitted() as ticket:
+        raw, body = await exchange.json_object()
+        model = models.check_ollama(exchange.context, body.get("model"))
+        facts = _facts(exchange.context)
+        translation = await exchange.aside(len(raw), lambda: translate(model, body, facts))
+        for warning in translation.warnings:
+            logger.info("request %s: %s", exchange.id, warning)
+        translator = Translator(Reply(model, is_chat, exchange.started_ns), exchange.context.clocks)
+        if translation.call is None:
+            return await _load(exchange, ticket, translation, translator)
+        call = translation.call
+        with exchange.observed(exchange.classified(body)):
+            headers = forwarded_headers(exchange.request.headers, exchange.id, has_body=True)
+            opening = exchange.upstream.send("POST", call.path, headers, dump(call.body))
+            if translation.stream:
+                return await relay(exchange, ticket, opening, NdjsonForm(translator), patient=True)
+            with ticket.cuttable():
+                return await _whole(opening, translator)
+
+
+async def _whole(opening: Opening, translator: Translator) -> web.StreamResponse:
+    """The engine's stream as one object, for a client that does not want a stream."""
+    answer = await opening
+    try:
+        if answer.status != 200 or not answer.is_event_stream:
+            raise _no_stream(answer, await answer.read())
+        translator.held_ns = answer.held_ns
+        records: list[Record] = []
+        while data := await answer.chunk():
+            records += translator.feed(data)
+        return json_reply(gathered([*records, *translator.end()]))
+    finally:
+        answer.close()
+
+
+async def _load(
+    exchange: Exchange, ticket: Ticket, translation: request.Translation, translator: Translator
+) -> web.StreamResponse:
+    """A request without a prompt: be ready, or, with ``keep_alive: 0``, make room."""
+    context = exchange.context
+    with ticket.cuttable():
+        if translation.unloads:
+            if context.unload is not None:
+                await context.unload()
+            return json_reply(translator.loaded("unload"))
+        await context.backend.ready(context.limits.hold_timeout_s)
+    return json_reply(translator.loaded("load"))
+
+
+class NdjsonForm:
+    """Ollama's stream: one object a line, never an empty one."""
+
+    content_type = "application/x-ndjson"
+
+    def __init__(self, translator: Translator) -> None:
+        self._translator = translator
+
+    def keep_alive(self) -> bytes:
+        """A chunk without content; some readers fail on a blank line."""
+        return _line(self._translator.empty())
+
+    def opened(self, held_ns: int) -> None:
+        """Held is what Ollama calls loading."""
+        self._translator.held_ns = held_ns
+
+    def feed(self, data: bytes) -> bytes:
+        """The lines that ``data`` completes."""
+        return b"".join(map(_line, self._translator.feed(data)))
+
+    def end(self) -> bytes:
+        """The last lines."""
+        return b"".join(map(_line, self._translator.end()))
+
+    def failure(self, error: MoeProxyError) -> bytes:
+        """A line that says what went wrong."""
+        return _line(error_value(Family.OLLAMA, error))
+
+    def whole(self, answer: Answer, body: bytes) -> web.StreamResponse:
+        """Always an error: a stream was asked for."""
+        raise _no_stream(answer, body)
+
+
+def _line(record: Mapping[str, object]) -> bytes:
+    return dump(record) + b"\n"
+
+
+def _no_stream(answer: Answer, body: bytes) -> MoeProxyError:
+    if answer.status == 200:
+        return EngineError("llama-server did not answer with a stream")
+    return refusal(answer.status, body)
+
+
+def _facts(context: ProxyContext) -> request.ModelFacts:
+    card = context.model
+    return request.ModelFacts(models.upstream_name(card), card.context_length, frozenset(card.capabilities))

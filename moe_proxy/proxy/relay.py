@@ -1,0 +1,140 @@
+"""Owns how an answer of the engine becomes a stream to the client: one pump for every API.
+
+What the bytes look like is a ``Form``'s affair; when they are sent, what the client gets while it waits and
+how a stream ends when something breaks is decided here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Protocol
+
+from aiohttp import web
+
+from moe_proxy.errors import MoeProxyError
+from moe_proxy.proxy.admission import Ticket
+from moe_proxy.proxy.exchange import Exchange
+from moe_proxy.proxy.replies import refusal
+from moe_proxy.proxy.upstream import Answer
+
+Opening = Coroutine[object, object, Answer]
+
+
+class Form(Protocol):
+    """The shape of one stream. Pure: bytes in, bytes out."""
+
+    @property
+    def content_type(self) -> str:
+        """Of the stream."""
+        ...
+
+    def keep_alive(self) -> bytes:
+        """A sign of life that changes nothing for the client."""
+        ...
+
+    def opened(self, held_ns: int) -> None:
+        """The engine's answer begins; the request was held ``held_ns`` before it could be sent."""
+        ...
+
+    def feed(self, data: bytes) -> bytes:
+        """Bytes of the engine to bytes for the client. Raises MoeProxyError for an error among them."""
+        ...
+
+    def end(self) -> bytes:
+        """The engine's stream ended in order. Raises EngineGoneError when it was not complete."""
+        ...
+
+    def failure(self, error: MoeProxyError) -> bytes:
+        """The last bytes of a stream that breaks off."""
+        ...
+
+    def whole(self, answer: Answer, body: bytes) -> web.StreamResponse:
+        """The reply for an answer that is no stream. Raises MoeProxyError when it is an error."""
+        ...
+
+
+async def relay(
+    exchange: Exchange, ticket: Ticket, opening: Opening, form: Form, *, patient: bool
+) -> web.StreamResponse:
+    """Send the answer of ``opening`` in ``form``.
+
+    ``patient``: the client asked for a stream, so it can be kept waiting with signs of life. Raises
+    MoeProxyError as long as nothing was sent; after that, an error is the stream's last message.
+    """
+    stream = _Stream(exchange, form)
+    task = asyncio.ensure_future(opening)
+    try:
+        with ticket.cuttable():
+            answer = await stream.opened(task, patient)
+            form.opened(answer.held_ns)
+            if not answer.is_event_stream or answer.status != 200:
+                body = await answer.read()
+                if not stream.response.prepared:
+                    ticket.failed = answer.status >= 400
+                    return form.whole(answer, body)
+                raise refusal(answer.status, body)
+            while data := await answer.chunk():
+                await stream.write(form.feed(data))
+            await stream.write(form.end())
+    except MoeProxyError as error:
+        ticket.failed = True
+        if not stream.response.prepared:
+            raise
+        await stream.response.write(form.failure(error))
+    finally:
+        close_opening(task)
+    await stream.response.write_eof()
+    return stream.response
+
+
+class _Stream:
+    """The reply under way; its head is sent with the first bytes."""
+
+    def __init__(self, exchange: Exchange, form: Form) -> None:
+        self._exchange = exchange
+        self._form = form
+        self._spoken = False
+        # Proxies between us and the client must neither gather nor keep a stream.
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no", "Content-Type": form.content_type}
+        self.response = web.StreamResponse(headers=headers)
+
+    async def opened(self, task: asyncio.Future[Answer], patient: bool) -> Answer:
+        """Wait for the answer's head; a patient client gets its own head and signs of life after a while."""
+        limits = self._exchange.context.limits
+        timeout_s = limits.header_wait_s if patient else None
+        while True:
+            done, _ = await asyncio.wait({task}, timeout=timeout_s)
+            if done:
+                return task.result()
+            await self._send(self._form.keep_alive())
+            timeout_s = limits.keep_alive_s
+
+    async def write(self, data: bytes) -> None:
+        """Send bytes that come from the model; waits while the client is slow."""
+        if data:
+            if not self._spoken:
+                self._spoken = True
+                self._exchange.first_token()
+            await self._send(data)
+
+    async def _send(self, data: bytes) -> None:
+        if not self.response.prepared:
+            self._exchange.committed = True
+            self._exchange.stamp(self.response)
+            await self.response.prepare(self._exchange.request)
+        await self.response.write(data)
+
+
+def close_opening(task: asyncio.Future[Answer]) -> None:
+    """Leave no connection open, however far the opening came; waits for nothing."""
+    if task.done():
+        _close_answer(task)
+    else:
+        task.cancel()
+        task.add_done_callback(_close_answer)
+
+
+def _close_answer(task: asyncio.Future[Answer]) -> None:
+    if not task.cancelled() and task.exception() is None:
+        task.result().close()

@@ -1,0 +1,195 @@
+"""Owns the application: which route is answered by whom, and in which order a request is judged.
+
+Head first (host, origin, target), then the route, then the handler, which asks for a place in the queue
+before it reads the body. Every error leaves in the shape of its family.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from urllib.parse import unquote
+
+from aiohttp import web
+
+from moe_proxy.errors import MoeProxyError, RequestError
+from moe_proxy.proxy import passthrough, status
+from moe_proxy.proxy.admission import Admission
+from moe_proxy.proxy.context import ProxyContext
+from moe_proxy.proxy.exchange import Exchange
+from moe_proxy.proxy.ollama import embeddings
+from moe_proxy.proxy.ollama import routes as ollama
+from moe_proxy.proxy.replies import Family, error_reply, error_value, json_reply
+from moe_proxy.proxy.security import Head, check_head, normal_path
+from moe_proxy.proxy.upstream import Upstream
+
+logger = logging.getLogger(__name__)
+
+Endpoint = Callable[[Exchange], Awaitable[web.StreamResponse]]
+
+ADMISSION = web.AppKey("admission", Admission)
+CONTEXT = web.AppKey("context", ProxyContext)
+_UPSTREAM = web.AppKey("upstream", Upstream)
+
+# Beyond this, the follow-ups of the last requests are given up.
+_SETTLE_S = 5.0
+_CLIENT_GONE = 499
+_PREFLIGHT_AGE_S = 600
+
+# Everything there is. What is not here is not forwarded, so nothing that llama-server may learn to do, and no
+# control route of the pager, is open by accident.
+_ROUTES: Mapping[str, Mapping[str, Endpoint]] = {
+    "/": {"GET": ollama.root},
+    "/health": {"GET": status.health},
+    "/livez": {"GET": status.livez},
+    "/stats": {"GET": status.stats},
+    "/metrics": {"GET": status.prometheus},
+    "/v1/chat/completions": {"POST": passthrough.generate},
+    "/v1/completions": {"POST": passthrough.generate},
+    "/v1/responses": {"POST": passthrough.generate},
+    "/v1/messages": {"POST": passthrough.generate},
+    "/v1/messages/count_tokens": {"POST": passthrough.forward},
+    "/v1/embeddings": {"POST": passthrough.forward},
+    "/v1/rerank": {"POST": passthrough.forward},
+    "/v1/models": {"GET": status.openai_models},
+    "/completion": {"POST": passthrough.generate},
+    "/infill": {"POST": passthrough.generate},
+    "/tokenize": {"POST": passthrough.forward},
+    "/detokenize": {"POST": passthrough.forward},
+    "/apply-template": {"POST": passthrough.forward},
+    "/props": {"GET": passthrough.read},
+    "/slots": {"GET": passthrough.read},
+    "/api/version": {"GET": ollama.version},
+    "/api/tags": {"GET": ollama.tags},
+    "/api/ps": {"GET": ollama.ps},
+    "/api/show": {"POST": ollama.show},
+    "/api/chat": {"POST": ollama.chat},
+    "/api/generate": {"POST": ollama.generate},
+    "/api/embed": {"POST": embeddings.embed},
+    "/api/embeddings": {"POST": embeddings.embeddings},
+    "/api/pull": {"POST": ollama.pull},
+    "/api/push": {"POST": ollama.refused},
+    "/api/create": {"POST": ollama.refused},
+    "/api/copy": {"POST": ollama.refused},
+    "/api/delete": {"DELETE": ollama.refused},
+}
+# One more segment after these names something.
+_NAMED_ROUTES: Mapping[str, Mapping[str, Endpoint]] = {
+    "/v1/models": {"GET": status.openai_model},
+    "/api/blobs": {"POST": ollama.refused, "GET": ollama.refused},
+}
+
+
+def make_app(context: ProxyContext) -> web.Application:
+    """The application. Its client of the engine is made when it starts and closed after the last request."""
+    app = web.Application(client_max_size=context.limits.max_body_bytes)
+    app[CONTEXT] = context
+    app[ADMISSION] = Admission(context.limits, context.metrics)
+    # Routing is ours, because it has to see the same normal path that is judged and forwarded.
+    app.router.add_route("*", "/{path:.*}", _dispatch)
+    app.cleanup_ctx.append(_connected)
+    return app
+
+
+async def _connected(app: web.Application) -> AsyncIterator[None]:
+    context = app[CONTEXT]
+    app[_UPSTREAM] = Upstream(context.backend, context.limits, context.clocks)
+    yield
+    await app[ADMISSION].settle(_SETTLE_S)
+    await app[_UPSTREAM].close()
+
+
+async def _dispatch(request: web.Request) -> web.StreamResponse:
+    app = request.app
+    path = normal_path(request.raw_path)
+    exchange = Exchange(request, app[CONTEXT], app[ADMISSION], app[_UPSTREAM], path)
+    clocks, metrics = exchange.context.clocks, exchange.context.metrics
+    code = _CLIENT_GONE
+    try:
+        response = await _answer(exchange)
+        if not response.prepared:
+            exchange.stamp(response)
+        code = response.status
+        return response
+    finally:
+        metrics.answered(exchange.route, code, clocks.monotonic_s() - exchange.started_s)
+
+
+async def _answer(exchange: Exchange) -> web.StreamResponse:
+    try:
+        request = exchange.request
+        head = Head(
+            request.raw_path,
+            tuple(request.headers.getall("Host", ())),
+            request.headers.get("Origin"),
+            request.headers.get("Sec-Fetch-Site"),
+        )
+        check_head(head, exchange.context.security)
+        methods = _methods(exchange)
+        if methods is None:
+            return _plain_error(exchange.family, 404, f"there is no route {exchange.path}")
+        if request.method == "OPTIONS":
+            return _options(request, methods)
+        endpoint = methods.get("GET" if request.method == "HEAD" else request.method)
+        if endpoint is None:
+            reply = _plain_error(exchange.family, 405, f"{exchange.path} does not take {request.method}")
+            reply.headers["Allow"] = _allowed(methods)
+            return reply
+        return await endpoint(exchange)
+    except MoeProxyError as error:
+        if exchange.committed:
+            raise
+        return error_reply(exchange.family, error)
+    except (ConnectionError, asyncio.CancelledError):
+        raise
+    except Exception:
+        logger.exception("request %s failed", exchange.id)
+        if exchange.committed:
+            # The client is to notice: its stream breaks off.
+            raise
+        return error_reply(
+            exchange.family, MoeProxyError("internal error", f"request {exchange.id} in the log")
+        )
+
+
+def _methods(exchange: Exchange) -> Mapping[str, Endpoint] | None:
+    """The endpoints of the path by method, noting the route's pattern and name; None: no such route."""
+    found = _ROUTES.get(exchange.path)
+    if found is not None:
+        exchange.route = exchange.path
+        return found
+    for prefix, methods in _NAMED_ROUTES.items():
+        if exchange.path.startswith(prefix + "/"):
+            exchange.route = prefix + "/{name}"
+            exchange.name = unquote(exchange.path.removeprefix(prefix + "/"))
+            return methods
+    return None
+
+
+def _options(request: web.Request, methods: Mapping[str, Endpoint]) -> web.Response:
+    """OPTIONS, a browser's question before a request among them; the origin was judged already."""
+    allowed = _allowed(methods)
+    headers = {"Allow": allowed}
+    if "Origin" in request.headers and "Access-Control-Request-Method" in request.headers:
+        headers["Access-Control-Allow-Methods"] = allowed
+        headers["Access-Control-Max-Age"] = str(_PREFLIGHT_AGE_S)
+        asked = request.headers.get("Access-Control-Request-Headers")
+        if asked:
+            headers["Access-Control-Allow-Headers"] = asked
+        if request.headers.get("Access-Control-Request-Private-Network") == "true":
+            headers["Access-Control-Allow-Private-Network"] = "true"
+    return web.Response(status=204, headers=headers)
+
+
+def _allowed(methods: Mapping[str, Endpoint]) -> str:
+    head = ("HEAD",) if "GET" in methods else ()
+    return ", ".join((*methods, *head, "OPTIONS"))
+
+
+def _plain_error(family: Family, code: int, message: str) -> web.Response:
+    error = RequestError(message)
+    error.http_status = code
+    if code == 404:
+        error.openai_type = "not_found_error"
+    return json_reply(error_value(family, error), code)

@@ -1,0 +1,76 @@
+"""Owns what the proxy says of itself: health, statistics, metrics, and the model in OpenAI's form.
+
+None of it waits for the engine. Truthful: ready means that a request sent now would be computed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from aiohttp import web
+
+from moe_proxy import metrics
+from moe_proxy.errors import ModelNotFoundError
+from moe_proxy.proxy.exchange import Exchange
+from moe_proxy.proxy.ollama import models
+from moe_proxy.proxy.replies import json_reply
+
+logger = logging.getLogger(__name__)
+
+
+async def health(exchange: Exchange) -> web.StreamResponse:
+    """GET /health: 200 when ready, else 503 with the state and its reason."""
+    status = exchange.context.backend.status
+    state, reason = status.state.lower(), status.reason
+    if exchange.admission.draining:
+        state, reason = "draining", "the proxy is shutting down"
+    if state == "ready":
+        return json_reply({"status": "ok", "state": state})
+    reason = reason or f"the engine is {state}"
+    error = {"code": 503, "message": reason, "type": "unavailable_error"}
+    body = {
+        "status": "unavailable",
+        "state": state,
+        "reason": reason,
+        "progress": status.progress,
+        "error": error,
+    }
+    return json_reply(body, 503)
+
+
+async def livez(exchange: Exchange) -> web.StreamResponse:
+    """GET /livez: this process answers."""
+    return json_reply({"status": "alive"})
+
+
+async def stats(exchange: Exchange) -> web.StreamResponse:
+    """GET /stats: the JSON behind ``moe-proxy stats``."""
+    return json_reply(await exchange.context.stats())
+
+
+async def prometheus(exchange: Exchange) -> web.StreamResponse:
+    """GET /metrics. Without the statistics, what the proxy counts itself is still there."""
+    context = exchange.context
+    numbers: Mapping[str, object] = {}
+    try:
+        numbers = await context.stats()
+    except Exception:
+        context.metrics.step_failed("stats")
+        logger.exception("no statistics for /metrics")
+    body = context.metrics.render(numbers)
+    return web.Response(body=body, headers={"Content-Type": metrics.CONTENT_TYPE})
+
+
+async def openai_models(exchange: Exchange) -> web.StreamResponse:
+    """GET /v1/models."""
+    return json_reply(models.openai_models(exchange.context.model))
+
+
+async def openai_model(exchange: Exchange) -> web.StreamResponse:
+    """GET /v1/models/{id}."""
+    card = exchange.context.model
+    name = exchange.name
+    if not models.is_served(card, name):
+        raise ModelNotFoundError(f"the model {name!r} does not exist", f"this one does: {card.name}")
+    return json_reply(models.openai_model(card))
