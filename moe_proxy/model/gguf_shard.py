@@ -1,9 +1,8 @@
 """Owns reading the header of one GGUF file; it never reads weights and knows nothing of other files.
 
-Types, block sizes and file types come from the ``gguf`` library. Its reader is not used: it makes an array view
-of every element of every list (seconds for a vocabulary of 150,000 tokens) and checks no bound, so that a
-damaged file ends in an arbitrary exception or an endless loop. Here lists are stepped over and every access is
-checked.
+Types and block sizes come from the ``gguf`` library. Its reader is not used: it makes an array view of every
+element of every list (seconds for a vocabulary of 150,000 tokens) and checks no bound, so that a damaged file
+ends in an arbitrary exception or an endless loop. Here lists are stepped over and every access is checked.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ from moe_proxy.files import replacing
 from moe_proxy.model.planted_vocabulary import IM_END, Token, escaped, vocabulary
 
 PLANTED_NAME = "planted-moe"
-PLANTED_SHA256 = "5455f75fc2344d18ce123fa9c39a197be935860859209f557e31dffde776b352"
+PLANTED_SHA256 = "cb2cca76337cf532514fa0244764ee478dc765fb223445b27f71a68da9e51a91"
 
 LAYERS = 6
 WIDTH = 256
@@ -75,10 +75,11 @@ OWN = 0.5
 _IDENTITY_UNIT = 0.125
 _LAST_UNIT = 0.5
 
-# Router levels, in steps between two neighbouring experts of a class. The fractions keep cold, hot, common
-# and hot-and-common experts apart from each other at a domain coordinate of 0, 1 and 1.5.
+# Router levels, in steps between two neighbouring experts of a class. Cold, hot, common and hot-and-common
+# experts stand apart at domain coordinates of 0, 1 and 1.5. In a mixed context the coordinate is a fraction;
+# a quadratic irrational stays off whole steps at every fraction of a small denominator: no ties there either.
 _LEVEL_STEP = 1.0 / 128.0
-_HOT_LEVEL = 12.25
+_HOT_LEVEL = 12.236068  # 10 + 5 ** 0.5
 _COMMON_LEVEL = 8.5
 HOT_PER_DOMAIN = 8
 COMMON_PER_LAYER = 2
