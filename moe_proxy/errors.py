@@ -1,4 +1,4 @@
-"""Owns the exception tree. Each error knows its HTTP status, its OpenAI ``type`` and the exit code of the CLI.
+"""Owns the exception tree. Each error knows its HTTP status, OpenAI ``type`` and exit code.
 
 MoeProxyError
 ├── UsageError            the caller asked for something that cannot be      exit 2, 400

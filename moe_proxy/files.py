@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,9 +12,9 @@ from pathlib import Path
 def replacing(path: Path) -> Iterator[Path]:
     """Give a temporary name beside ``path``; on success it replaces ``path``, on failure it is removed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    os.close(descriptor)
-    temporary = Path(name)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    # Made here, so that the file gets the mode that the user's umask asks for.
+    temporary.touch(exist_ok=False)
     try:
         yield temporary
         temporary.replace(path)

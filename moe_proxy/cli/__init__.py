@@ -1,1 +1,75 @@
-"""Command line."""
+"""Owns the command line: each command builds a configuration and calls one function.
+
+Every error of the package ends here as one line that says what is wrong and what to do.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from moe_proxy import __version__
+from moe_proxy.cli.build import build
+from moe_proxy.cli.classify import classify
+from moe_proxy.cli.demo import demo
+from moe_proxy.cli.doctor import doctor
+from moe_proxy.cli.maps import collect, router_map
+from moe_proxy.cli.models import model
+from moe_proxy.cli.serve import logs, start, status, stop
+from moe_proxy.cli.stats import stats
+from moe_proxy.errors import MoeProxyError
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="moe-proxy")
+def cli() -> None:
+    """Serve a large Mixture-of-Experts model behind OpenAI and Ollama clients.
+
+    Example: moe-proxy start --model qwen3-30b-a3b-q4_k_m.gguf
+    """
+
+
+for command in (
+    build,
+    classify,
+    collect,
+    demo,
+    doctor,
+    logs,
+    model,
+    router_map,
+    start,
+    stats,
+    status,
+    stop,
+):
+    cli.add_command(command)
+
+
+def main() -> None:
+    """Run the command line and exit with its code."""
+    try:
+        code = cli.main(prog_name="moe-proxy", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
+        sys.exit(2)
+    except click.UsageError as error:
+        command = error.ctx.command_path if error.ctx else "moe-proxy"
+        message = error.format_message().rstrip(".")
+        click.echo(f"moe-proxy: {message}: see {command} --help", err=True)
+        sys.exit(2)
+    except click.ClickException as error:
+        click.echo(f"moe-proxy: {error.format_message()}", err=True)
+        sys.exit(error.exit_code)
+    except MoeProxyError as error:
+        click.echo(f"moe-proxy: {error}", err=True)
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("moe-proxy: interrupted", err=True)
+        sys.exit(130)
+    except BrokenPipeError:
+        # The reader of our output went away (`moe-proxy logs | head`); nothing is left to tell it.
+        sys.stderr.close()
+        sys.exit(141)
+    sys.exit(code if isinstance(code, int) else 0)

@@ -1,0 +1,27 @@
+# Each line calls one program; the programs live in scripts/ and in the package.
+PYTHON ?= python3
+
+.PHONY: demo test check build clean
+
+demo: .venv/installed
+	.venv/bin/moe-proxy demo
+
+test: .venv/installed-dev
+	.venv/bin/pytest
+
+check: .venv/installed-dev
+	scripts/check
+
+build: .venv/installed
+	.venv/bin/moe-proxy build
+
+clean:
+	rm -rf .venv build dist
+
+.venv/installed: pyproject.toml
+	scripts/make-venv $(PYTHON)
+	@touch $@
+
+.venv/installed-dev: .venv/installed
+	scripts/make-venv $(PYTHON) dev
+	@touch $@

@@ -1,0 +1,125 @@
+"""Owns what is known of running and recent requests: their domain, the prior they ask for, what they used.
+
+It stands between the HTTP surface, which tells it of requests, and the engine's control API. Nothing here may
+fail a request: what goes wrong is counted.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+
+from moe_proxy.domains.base import Classification
+from moe_proxy.engine.control import EngineControl, PriorFeed
+from moe_proxy.errors import EngineError
+from moe_proxy.routing.active import ActiveRequests
+from moe_proxy.routing.prior import Prior
+
+logger = logging.getLogger(__name__)
+
+RECENT_REQUESTS = 20
+
+
+@dataclass(frozen=True)
+class FinishedRequest:
+    """One request and what the pager counted for it; counts are 0 when the engine could not be asked."""
+
+    id: str
+    path: str
+    domain: str | None
+    confidence: float
+    classifier: str
+    prior: str | None
+    seconds: float
+    tokens: int
+    picks: int
+    hits: int
+
+
+@dataclass(frozen=True)
+class _Running:
+    path: str
+    classification: Classification | None
+    prior: str | None
+    started_s: float
+
+
+class Activity:
+    """The observer of all requests. Used from the event loop's thread alone.
+
+    ``uncounted`` is how many requests ended without the pager having told what they used.
+    """
+
+    def __init__(
+        self,
+        active: ActiveRequests,
+        feed: PriorFeed,
+        control: EngineControl,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._active = active
+        self._feed = feed
+        self._control = control
+        self._clock_s = clock_s
+        self._running: dict[str, _Running] = {}
+        self.finished: deque[FinishedRequest] = deque(maxlen=RECENT_REQUESTS)
+        self.uncounted = 0
+
+    @property
+    def prior(self) -> Prior | None:
+        """The prior of the present requests, or of the last ones."""
+        return self._active.prior
+
+    def begin(self, request_id: str, path: str, classification: Classification | None) -> None:
+        """A request was admitted and classified (None: it has no text to classify)."""
+        if classification is not None:
+            self._offer(self._active.begin(request_id, classification.distribution))
+        prior = self._active.prior
+        self._running[request_id] = _Running(
+            path, classification, prior.id if prior else None, self._clock_s()
+        )
+
+    async def end(self, request_id: str) -> None:
+        """The request's last byte was sent, or its client went away."""
+        request = self._running.pop(request_id, None)
+        if request is None:
+            return
+        if request.classification is not None:
+            self._offer(self._active.end(request_id))
+        usage: Mapping[str, object] = {}
+        if request.classification is not None:
+            try:
+                usage = await self._control.usage(request=request_id)
+            except EngineError as error:
+                self.uncounted += 1
+                logger.debug("no usage of request %s: %s", request_id, error)
+        self.finished.append(
+            FinishedRequest(
+                id=request_id,
+                path=request.path,
+                domain=request.classification.domain if request.classification else None,
+                confidence=request.classification.confidence if request.classification else 0.0,
+                classifier=request.classification.classifier if request.classification else "",
+                prior=request.prior,
+                seconds=round(self._clock_s() - request.started_s, 3),
+                tokens=_count(usage, "tokens"),
+                picks=_count(usage, "picks"),
+                hits=_count(usage, "hits"),
+            )
+        )
+
+    def recent(self) -> list[dict[str, object]]:
+        """The last requests, newest last, as JSON values."""
+        return [asdict(request) for request in self.finished]
+
+    def _offer(self, prior: Prior | None) -> None:
+        if prior is not None:
+            self._feed.offer(prior)
+
+
+def _count(usage: Mapping[str, object], name: str) -> int:
+    value = usage.get(name, 0)
+    return value if isinstance(value, int) else 0

@@ -1,0 +1,276 @@
+"""Owns the wiring: the only place where objects of different parts meet.
+
+``serve`` runs until it is told to stop; ``collect_map`` runs an engine without an HTTP surface.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+
+from moe_proxy import __version__
+from moe_proxy.activity import Activity
+from moe_proxy.domains.base import DOMAINS
+from moe_proxy.domains.keywords import KeywordClassifier
+from moe_proxy.engine.control import EngineControl, PriorFeed
+from moe_proxy.engine.launch import LaunchInputs, launch_of
+from moe_proxy.engine.supervisor import EngineStatus, Launch, Supervisor, SupervisorLimits
+from moe_proxy.errors import EngineError
+from moe_proxy.instance import InstancePaths, RunningProxy, start_time_s, write_record
+from moe_proxy.metrics import Metrics
+from moe_proxy.proxy.context import Limits, ModelCard, ProxyContext, SecurityPolicy
+from moe_proxy.proxy.listening import Listening
+from moe_proxy.proxy.listening import serve as listen
+from moe_proxy.proxy.ollama.models import capabilities_of
+from moe_proxy.proxy.server import make_app
+from moe_proxy.report import Report
+from moe_proxy.routing.active import ActiveRequests
+from moe_proxy.routing.collect import builtin_prompts, collect
+from moe_proxy.routing.router_map import ModelKey, RouterMap
+from moe_proxy.served import Served
+
+
+def _launch(served: Served, server: Path, paths: InstancePaths, engine_args: tuple[str, ...]) -> Launch:
+    settings = served.settings
+    return launch_of(
+        LaunchInputs(
+            server=server,
+            model=served.model,
+            alias=served.alias,
+            socket=paths.socket,
+            context_length=served.context_length,
+            slots=settings.slots,
+            threads=settings.threads,
+            gpu=settings.gpu,
+            pager=settings.pager,
+            ram_budget_bytes=served.plan.ram_budget_bytes,
+            expert_bytes=served.plan.expert_bytes,
+            extra=engine_args,
+            environment=os.environ,
+        )
+    )
+
+
+@dataclass(frozen=True)
+class _Engine:
+    """A supervised llama-server and the two ways to its pager."""
+
+    supervisor: Supervisor
+    control: EngineControl
+    feed: PriorFeed
+
+
+@asynccontextmanager
+async def _engine(
+    served: Served, server: Path, paths: InstancePaths, engine_args: tuple[str, ...] = ()
+) -> AsyncIterator[_Engine]:
+    """A llama-server that is being started; stopped at the end of the context."""
+    limits = SupervisorLimits(ready_timeout_s=served.settings.ready_timeout_s)
+    async with EngineControl(paths.socket) as control, PriorFeed(control) as feed:
+
+        async def repeat_prior() -> None:
+            # A new engine knows nothing of the prior that the old one was given.
+            feed.repeat()
+
+        supervisor = Supervisor(
+            _launch(served, server, paths, engine_args),
+            runtime_dir=paths.runtime,
+            log_path=paths.engine_log,
+            limits=limits,
+            on_ready=repeat_prior,
+        )
+        async with supervisor:
+            yield _Engine(supervisor, control, feed)
+
+
+async def serve(
+    served: Served,
+    server: Path,
+    paths: InstancePaths,
+    engine_args: tuple[str, ...],
+    announce: Callable[[str], None],
+) -> None:
+    """Serve until SIGTERM or SIGINT; the second of them cuts what is still running.
+
+    ``announce`` is told where the proxy listens and when it is ready. Raises EngineStartError when the model
+    cannot be loaded, ConfigError when the port cannot be had.
+    """
+    settings = served.settings
+    stopping, hurrying = asyncio.Event(), asyncio.Event()
+
+    def on_signal() -> None:
+        (hurrying if stopping.is_set() else stopping).set()
+
+    async with AsyncExitStack() as stack:
+        engine = await stack.enter_async_context(_engine(served, server, paths, engine_args))
+        active = ActiveRequests(
+            served.router_map if settings.pager else None,
+            kappa=settings.prior_kappa,
+            min_distance=settings.prior_min_distance,
+        )
+        activity = Activity(active, engine.feed, engine.control)
+        metrics = Metrics()
+        report = Report(
+            model=served.alias,
+            layout=served.layout,
+            router_map=served.router_map.model.name if served.router_map else None,
+            supervisor=engine.supervisor,
+            control=engine.control if settings.pager else None,
+            feed=engine.feed,
+            activity=activity,
+            metrics=metrics,
+        )
+        context = ProxyContext(
+            backend=Backend(paths.socket, engine.supervisor),
+            model=_card(served),
+            observer=activity,
+            stats=report.stats,
+            classifier=KeywordClassifier.shipped(),
+            domain_labels=frozenset(DOMAINS)
+            | frozenset(served.router_map.domains if served.router_map else ()),
+            limits=Limits(
+                hold_timeout_s=settings.hold_timeout_s,
+                drain_s=settings.drain_s,
+                max_in_flight=settings.max_in_flight,
+            ),
+            security=SecurityPolicy(host_name=socket.gethostname()),
+            metrics=metrics,
+            unknown_model=settings.unknown_model,
+        )
+        listening = await listen(make_app(context), settings.host, settings.port)
+        loop = asyncio.get_running_loop()
+        for name in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(name, on_signal)
+        loop.add_signal_handler(signal.SIGHUP, engine.supervisor.reopen_log)
+        record = RunningProxy(
+            os.getpid(), start_time_s(os.getpid()), listening.url, served.alias, __version__
+        )
+        write_record(paths, record)
+        stack.callback(paths.record.unlink, missing_ok=True)
+        announce(f"Listening on {listening.url}; loading {served.alias}.")
+        try:
+            await _until(stopping, engine.supervisor, settings.ready_timeout_s, announce)
+        finally:
+            await _end(listening, hurrying)
+
+
+async def _until(
+    stopping: asyncio.Event, supervisor: Supervisor, timeout_s: float, announce: Callable[[str], None]
+) -> None:
+    """Return when told to stop. Raises EngineStartError when the engine does not come up the first time."""
+    stop = asyncio.create_task(stopping.wait())
+    ready = asyncio.create_task(supervisor.ready(timeout_s))
+    try:
+        await asyncio.wait((stop, ready), return_when=asyncio.FIRST_COMPLETED)
+        if ready.done():
+            ready.result()
+            announce("Ready.")
+            await stop
+    finally:
+        for task in (stop, ready):
+            task.cancel()
+        await asyncio.gather(stop, ready, return_exceptions=True)
+
+
+async def _end(listening: Listening, hurrying: asyncio.Event) -> None:
+    """Drain; a second signal cuts it short."""
+    hurry = asyncio.create_task(hurrying.wait())
+    drain = asyncio.create_task(listening.stop())
+    try:
+        await asyncio.wait((hurry, drain), return_when=asyncio.FIRST_COMPLETED)
+        if not drain.done():
+            await listening.cut()
+        await drain
+    finally:
+        hurry.cancel()
+
+
+def _card(served: Served) -> ModelCard:
+    facts = f"{served.layout.fingerprint} {served.header.quantization} {served.header.size_bytes}"
+    return ModelCard(
+        name=served.alias,
+        aliases=(),
+        header=served.header,
+        digest=hashlib.sha256(facts.encode()).hexdigest(),
+        context_length=served.context_length,
+        capabilities=capabilities_of(served.header),
+    )
+
+
+@dataclass(frozen=True)
+class Backend:
+    """The supervised engine as the HTTP surface sees it."""
+
+    socket: Path
+    supervisor: Supervisor
+
+    @property
+    def status(self) -> EngineStatus:
+        """A snapshot for reports."""
+        return self.supervisor.status
+
+    async def ready(self, timeout_s: float) -> None:
+        """Return once requests can be sent. Raises EngineError."""
+        await self.supervisor.ready(timeout_s)
+
+
+@dataclass(frozen=True)
+class _Collecting:
+    """An engine that answers prompts one by one and tells what they used."""
+
+    session: aiohttp.ClientSession
+    control: EngineControl
+    tokens: int
+
+    async def complete(self, text: str, request_id: str) -> None:
+        """Answer ``text`` as a chat of one turn."""
+        body = {
+            "messages": [{"role": "user", "content": text}],
+            "max_tokens": self.tokens,
+            "cache_prompt": False,
+        }
+        headers = {"X-Moe-Request": request_id}
+        async with self.session.post(
+            "http://engine/v1/chat/completions", json=body, headers=headers
+        ) as response:
+            if response.status != 200:
+                raise EngineError(
+                    f"the engine refused a prompt with status {response.status}", await response.text()
+                )
+            await response.read()
+
+    async def usage(self, request_id: str) -> Mapping[str, object]:
+        """Attributed counts of one prompt and its answer."""
+        return await self.control.usage(request=request_id)
+
+
+async def collect_map(
+    served: Served,
+    server: Path,
+    paths: InstancePaths,
+    tokens: int,
+    progress: Callable[[str, float], None],
+) -> RouterMap:
+    """The router map of the shipped prompts; ``tokens`` are generated after each."""
+    key = ModelKey.of(served.layout)
+    made = {"tool": "moe-proxy collect", "version": __version__, "source": "shipped prompts"}
+    async with _engine(served, server, paths) as engine:
+        await engine.supervisor.ready(served.settings.ready_timeout_s)
+        connector = aiohttp.UnixConnector(str(paths.socket))
+        async with aiohttp.ClientSession(connector=connector) as session:
+            return await collect(
+                _Collecting(session, engine.control, tokens),
+                builtin_prompts(),
+                key,
+                made=made,
+                progress=lambda done, total: progress("prompts", done / total),
+            )

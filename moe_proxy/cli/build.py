@@ -1,0 +1,83 @@
+"""Owns ``moe-proxy build`` and the progress that a build shows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from moe_proxy.config import load_settings
+from moe_proxy.engine.build import EngineBuild, build_engine, engine_for
+from moe_proxy.engine.recipe import BuildRequest
+
+ProgressReport = Callable[[str, float], None]
+
+
+@contextmanager
+def progress_report(console: Console) -> Iterator[ProgressReport]:
+    """Where a build reports (stage, fraction): a bar on a terminal, a line per stage and tenth elsewhere."""
+    if console.is_terminal:
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
+        with Progress(*columns, TimeElapsedColumn(), console=console) as bar:
+            task = bar.add_task("preparing", total=1.0)
+            yield lambda stage, fraction: bar.update(task, description=stage, completed=fraction)
+        return
+    last = ("", -1)
+
+    def report(stage: str, fraction: float) -> None:
+        nonlocal last
+        step = (stage, int(fraction * 10))
+        if step != last:
+            last = step
+            console.print(f"{stage} {step[1] * 10} %", highlight=False)
+
+    yield report
+
+
+def built_engine(request: BuildRequest, console: Console) -> EngineBuild:
+    """The engine for ``request``, built now when it is not there. Raises BuildError."""
+    engine = engine_for(request)
+    if engine is not None:
+        return engine
+    console.print("Building llama-server with the expert pager; this happens once.", highlight=False)
+    with progress_report(console) as report:
+        return build_engine(request, report)
+
+
+@click.command(epilog="Example: moe-proxy build --cuda --cuda-arch 89")
+@click.option(
+    "--source", type=click.Path(path_type=Path), help="a llama.cpp tree to build instead of the pinned one"
+)
+@click.option("--cuda", is_flag=True, help="build for NVIDIA GPUs; needs the CUDA toolkit")
+@click.option(
+    "--cuda-arch",
+    default="",
+    metavar="LIST",
+    help="CUDA architectures, such as 86;89; default: the GPUs here",
+)
+@click.option("--stock", is_flag=True, help="build llama.cpp as it is, for comparison")
+@click.option("--jobs", type=click.IntRange(min=1), help="compilers at once; default: one per core")
+@click.option("--json", "as_json", is_flag=True, help="print the result as JSON")
+def build(
+    source: Path | None, cuda: bool, cuda_arch: str, stock: bool, jobs: int | None, as_json: bool
+) -> None:
+    """Build llama-server; do nothing when this very build is there already."""
+    settings = load_settings({})
+    request = BuildRequest(
+        cache_dir=settings.cache_dir,
+        source=source,
+        cuda=cuda,
+        cuda_architectures=cuda_arch,
+        stock=stock,
+        jobs=jobs,
+    )
+    engine = built_engine(request, Console(stderr=True))
+    if as_json:
+        click.echo(json.dumps({"key": engine.key, "server": str(engine.server), "log": str(engine.log)}))
+    else:
+        click.echo(engine.server)

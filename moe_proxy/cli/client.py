@@ -1,0 +1,43 @@
+"""Owns how a command talks to the proxy that runs on a port. Commands are short-lived and may block."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from typing import Any
+
+from moe_proxy.config import Settings
+from moe_proxy.errors import NotRunningError
+from moe_proxy.instance import InstancePaths, RunningProxy, instance_paths, running_proxy
+
+# A local proxy is asked directly, whatever HTTP_PROXY says.
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def paths_of(settings: Settings) -> InstancePaths:
+    """The files of the instance that ``settings`` speaks of."""
+    return instance_paths(settings.runtime_dir, settings.state_dir, settings.port)
+
+
+def find_proxy(settings: Settings) -> RunningProxy:
+    """The proxy on the port of ``settings``. Raises NotRunningError."""
+    proxy = running_proxy(paths_of(settings))
+    if proxy is None:
+        raise NotRunningError(
+            f"no proxy is running on port {settings.port}", "start one with: moe-proxy start"
+        )
+    return proxy
+
+
+def get_json(proxy: RunningProxy, path: str, timeout_s: float = 5.0) -> Any:
+    """GET ``path``, parsed, whatever its HTTP status. Raises NotRunningError when nothing answers in time."""
+    url = proxy.url + path
+    try:
+        with _OPENER.open(url, timeout=timeout_s) as response:
+            return json.load(response)
+    except urllib.error.HTTPError as error:
+        with error:
+            return json.load(error)
+    except (OSError, ValueError) as error:
+        raise NotRunningError(f"the proxy at {url} does not answer: {error}", "see moe-proxy logs") from error

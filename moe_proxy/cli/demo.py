@@ -1,0 +1,150 @@
+"""Owns ``moe-proxy demo``: the whole path on the model that ships, with a table of what happened."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import click
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from moe_proxy.cli.client import get_json, paths_of
+from moe_proxy.cli.serve import engine_for_start, free_port, start_detached
+from moe_proxy.cli.units import percent_text
+from moe_proxy.config import load_settings
+from moe_proxy.engine.control import EngineControl
+from moe_proxy.errors import NotRunningError
+from moe_proxy.instance import RunningProxy, running_proxy
+from moe_proxy.served import examine
+
+# A budget below the whole, so that the pager has something to decide.
+_RAM_BUDGET = "40%"
+_TOKENS = 48
+_PROMPTS = (
+    ("openai", "Write a Python function that sorts a list of numbers."),
+    ("openai", "Solve the equation 3 x + 7 = 22 and prove that the solution is unique."),
+    ("openai", "如何在 Linux 服务器上安装和配置 Docker 容器？"),
+    ("openai", "Write a short story about an old lighthouse and the sea."),
+    ("ollama", "Translate to German: the weather is nice today."),
+)
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One prompt of the demo. Rates are shares of the picks of this prompt and its answer."""
+
+    prompt: str
+    api: str
+    domain: str
+    prior: str
+    hit_before: str
+    hit_after: str
+    tokens_per_s: float
+    answer: str
+
+
+@click.command(epilog="Example: moe-proxy demo")
+def demo() -> None:
+    """Build, start, ask five prompts of different domains, show what the pager did, stop."""
+    settings = load_settings({"port": free_port(), "ram_budget": _RAM_BUDGET})
+    console = Console()
+    progress = Console(stderr=True)
+    examine(settings)
+    paths = paths_of(settings)
+    paths.prepare()
+    server = engine_for_start(settings, None, progress)
+    start_detached(settings, server, (), paths, progress)
+    proxy = running_proxy(paths)
+    if proxy is None:
+        raise NotRunningError("the proxy ended as soon as it was ready", f"see {paths.proxy_log}")
+    try:
+        rows = [asyncio.run(_ask(proxy, paths.socket, api, prompt)) for api, prompt in _PROMPTS]
+    finally:
+        process = psutil.Process(proxy.pid)
+        process.send_signal(signal.SIGTERM)
+        process.wait(settings.drain_s + 30)
+    console.print(_table(rows))
+    console.print(
+        "hits before: share of this prompt's expert picks that were resident when it arrived;"
+        " hits after: the same picks against what the pager had made resident by its end.",
+        style="dim",
+    )
+
+
+async def _ask(proxy: RunningProxy, socket: Any, api: str, prompt: str) -> _Row:
+    async with EngineControl(socket) as control:
+        before = await control.residency()
+        request_id, answer, tokens_per_s = await asyncio.to_thread(_complete, proxy, api, prompt)
+        usage = await control.usage(request=request_id)
+        after = await control.residency()
+    request = next(r for r in get_json(proxy, "/stats")["recent"] if r["id"] == request_id)
+    return _Row(
+        prompt=prompt,
+        api=api,
+        domain=f"{request['domain'] or 'none'} {request['confidence']:.2f}",
+        prior=request["prior"] or "-",
+        hit_before=_share(usage, before),
+        hit_after=_share(usage, after),
+        tokens_per_s=tokens_per_s,
+        answer=answer,
+    )
+
+
+def _share(usage: Mapping[str, Any], residency: Mapping[str, Any]) -> str:
+    """Share of the counted picks whose expert is resident."""
+    picks = hits = 0
+    for layer, counts in usage["layers"].items():
+        resident = set(residency["layers"].get(layer, ()))
+        picks += sum(counts)
+        hits += sum(count for expert, count in enumerate(counts) if expert in resident)
+    return percent_text(hits, picks)
+
+
+def _complete(proxy: RunningProxy, api: str, prompt: str) -> tuple[str, str, float]:
+    """Ask one prompt in the wire form of ``api``; request id, answer, tokens per second."""
+    messages = [{"role": "user", "content": prompt}]
+    if api == "openai":
+        body = _post(
+            proxy, "/v1/chat/completions", {"model": proxy.model, "messages": messages, "max_tokens": _TOKENS}
+        )
+        answer, timings = body["choices"][0]["message"]["content"], body["timings"]
+        return body["request_id"], answer, timings["predicted_per_second"]
+    options = {"num_predict": _TOKENS}
+    request = {"model": proxy.model, "messages": messages, "stream": False, "options": options}
+    body = _post(proxy, "/api/chat", request)
+    return body["request_id"], body["message"]["content"], body["eval_count"] / body["eval_duration"] * 1e9
+
+
+def _post(proxy: RunningProxy, path: str, body: Mapping[str, object]) -> dict[str, Any]:
+    request = urllib.request.Request(  # noqa: S310 - the URL is our own proxy's
+        proxy.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(request, timeout=120) as response:
+        answer: dict[str, Any] = json.load(response)
+        return answer | {"request_id": response.headers["X-Request-Id"]}
+
+
+def _table(rows: list[_Row]) -> Table:
+    table = Table()
+    for column in ("prompt", "API", "domain", "prior", "hits before", "hits after", "tokens/s", "answer"):
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(
+            row.prompt,
+            row.api,
+            row.domain,
+            row.prior,
+            row.hit_before,
+            row.hit_after,
+            f"{row.tokens_per_s:.0f}",
+            row.answer[:60],
+        )
+    return table

@@ -1,0 +1,107 @@
+"""Owns the settings of one run: the only reader of the environment and of the configuration file.
+
+Strength, from strong to weak: a flag, an environment variable ``MOE_PROXY_*``, the TOML file, the default.
+It never looks at the machine or at the model.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import platformdirs
+from pydantic import Field, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from moe_proxy.errors import ConfigError
+
+APP = "moe-proxy"
+DEFAULT_PORT = 11435
+
+
+def config_path() -> Path:
+    """Where the configuration file lies unless ``MOE_PROXY_CONFIG`` names another."""
+    named = os.environ.get("MOE_PROXY_CONFIG")
+    return Path(named) if named else platformdirs.user_config_path(APP) / "config.toml"
+
+
+def _runtime_path() -> Path:
+    """The session's runtime folder; where there is none (a service, a container), one of the user's own."""
+    session = os.environ.get("XDG_RUNTIME_DIR")
+    return Path(session) / APP if session else platformdirs.user_state_path(APP) / "run"
+
+
+class Settings(BaseSettings):
+    """Everything a run can be told. Frozen; sizes and times carry their unit in the name."""
+
+    model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(
+        env_prefix="MOE_PROXY_", frozen=True, extra="forbid"
+    )
+
+    model: Path | None = Field(None, description="GGUF file to serve; none: the model that ships")
+    alias: str | None = Field(None, description="name of the model towards clients; none: the file's stem")
+    host: str = Field("127.0.0.1", description="address to listen on; the default also listens on ::1")
+    port: int = Field(DEFAULT_PORT, ge=0, le=65535)
+    gpu: bool = Field(False, description="use the NVIDIA GPU for everything but the experts")
+    pager: bool = Field(True, description="the expert pager; off is stock llama.cpp")
+    ram_budget: str | None = Field(None, description="RAM for experts: 8G, 512M, 30%, or bytes")
+    router_map: Path | None = Field(None, description="router map; none: the shipped map of this model")
+    prior_kappa: float = Field(256.0, gt=0, description="weight of the prior, in tokens")
+    prior_min_distance: float = Field(0.05, ge=0, le=1, description="total variation that is worth a push")
+    context_length: int | None = Field(
+        None, ge=16, description="tokens of context; none: llama-server's choice"
+    )
+    slots: int | None = Field(None, ge=1, le=256, description="requests computed at once")
+    threads: int | None = Field(None, ge=1)
+    engine: Path | None = Field(None, description="a llama-server to use instead of building one")
+    unknown_model: Literal["strict", "any"] = Field("strict", description="Ollama routes: 404, or serve it")
+    ready_timeout_s: float = Field(600.0, gt=0)
+    hold_timeout_s: float = Field(600.0, gt=0, description="how long a request waits for the model to load")
+    drain_s: float = Field(30.0, ge=0, description="how long running streams may go on after SIGTERM")
+    max_in_flight: int = Field(64, ge=1, description="requests accepted at once, waiting ones included")
+    cache_dir: Path = Field(default_factory=lambda: platformdirs.user_cache_path(APP))
+    state_dir: Path = Field(default_factory=lambda: platformdirs.user_state_path(APP))
+    runtime_dir: Path = Field(default_factory=_runtime_path)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Flags, then environment, then file."""
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, config_path())
+
+
+def load_settings(flags: Mapping[str, Any]) -> Settings:
+    """Settings from ``flags`` (None means not given), environment and file.
+
+    Raises ConfigError naming the option and its value.
+    """
+    try:
+        return Settings(**{name: value for name, value in flags.items() if value is not None})
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            raise ConfigError(
+                f"unknown setting {name!r}", f"remove it from {config_path()} or see docs/config.md"
+            ) from error
+        raise ConfigError(
+            f"setting {name} = {first['input']!r}: {first['msg'].lower()}",
+            f"set it with --{name.replace('_', '-')}, MOE_PROXY_{name.upper()} or in {config_path()}",
+        ) from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"cannot read {config_path()}: {error}", "correct the file or move it away"
+        ) from error

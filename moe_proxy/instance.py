@@ -1,0 +1,100 @@
+"""Owns where one instance (one port) keeps its files, and who it is that runs there.
+
+It never starts, stops or talks to anything.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+
+from moe_proxy.errors import ConfigError
+from moe_proxy.files import write_text
+
+# A Unix socket's path must fit into sockaddr_un.sun_path, 108 bytes with its final zero on Linux.
+_SOCKET_PATH_BYTES = 107
+
+
+@dataclass(frozen=True)
+class InstancePaths:
+    """The files of the instance on ``port``."""
+
+    port: int
+    runtime: Path
+    state: Path
+
+    @property
+    def socket(self) -> Path:
+        """The Unix socket between proxy and engine."""
+        return self.runtime / "engine.sock"
+
+    @property
+    def record(self) -> Path:
+        """Who runs here; see RunningProxy."""
+        return self.runtime / "proxy.json"
+
+    @property
+    def engine_log(self) -> Path:
+        """What llama-server prints."""
+        return self.state / "engine.log"
+
+    @property
+    def proxy_log(self) -> Path:
+        """What a detached proxy prints."""
+        return self.state / "proxy.log"
+
+    def prepare(self) -> None:
+        """Make the folders, the runtime one for this user alone. Raises ConfigError."""
+        if len(str(self.socket).encode()) > _SOCKET_PATH_BYTES:
+            raise ConfigError(
+                f"the socket path {self.socket} is longer than {_SOCKET_PATH_BYTES} bytes",
+                "set MOE_PROXY_RUNTIME_DIR to a shorter folder",
+            )
+        try:
+            self.runtime.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self.runtime.chmod(0o700)
+            self.state.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot use {error.filename}: {error.strerror}",
+                "set MOE_PROXY_RUNTIME_DIR and MOE_PROXY_STATE_DIR to folders you may write",
+            ) from error
+
+
+def instance_paths(runtime_dir: Path, state_dir: Path, port: int) -> InstancePaths:
+    """Paths of the instance on ``port``."""
+    return InstancePaths(port, runtime_dir / str(port), state_dir / str(port))
+
+
+@dataclass(frozen=True)
+class RunningProxy:
+    """A proxy process. ``start_time_s`` tells it from a later process with the same pid."""
+
+    pid: int
+    start_time_s: float
+    url: str
+    model: str
+    version: str
+
+
+def start_time_s(pid: int) -> float:
+    """Start time of a process in seconds since the epoch. Raises psutil.NoSuchProcess."""
+    return psutil.Process(pid).create_time()
+
+
+def write_record(paths: InstancePaths, proxy: RunningProxy) -> None:
+    """Say who runs here."""
+    write_text(paths.record, json.dumps(asdict(proxy)))
+
+
+def running_proxy(paths: InstancePaths) -> RunningProxy | None:
+    """The proxy that runs here, or None; a record left by a dead process counts as none."""
+    try:
+        proxy = RunningProxy(**json.loads(paths.record.read_text(encoding="utf-8")))
+        alive = abs(start_time_s(proxy.pid) - proxy.start_time_s) < 1.0
+    except (OSError, ValueError, TypeError, psutil.Error):
+        return None
+    return proxy if alive else None

@@ -1,0 +1,84 @@
+"""Owns what is found out before a model is served: file, layout, memory plan, router map.
+
+Everything that can be wrong is found here, before something slow begins. It starts nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from moe_proxy.config import Settings
+from moe_proxy.errors import ConfigError, RouterMapError
+from moe_proxy.hardware import probe
+from moe_proxy.model.gguf_header import GgufHeader, read_header
+from moe_proxy.model.layout import ModelLayout, layout_of
+from moe_proxy.model.planted import planted_path
+from moe_proxy.planner import Plan, parse_budget, plan
+from moe_proxy.resources import data_path
+from moe_proxy.routing.router_map import RouterMap, check, load
+
+# Unless told otherwise: enough for a long conversation, small beside the experts of any model this is for.
+_CONTEXT = 16384
+
+
+@dataclass(frozen=True)
+class Served:
+    """What is going to be served and what was found out about it; ``notes`` are for the operator."""
+
+    settings: Settings
+    model: Path
+    header: GgufHeader
+    layout: ModelLayout
+    plan: Plan
+    router_map: RouterMap | None
+    notes: tuple[str, ...]
+
+    @property
+    def alias(self) -> str:
+        """The model's name towards clients."""
+        return self.settings.alias or self.header.stem
+
+    @property
+    def context_length(self) -> int:
+        """Tokens of context; the KV cache of a model's full context can be larger than its experts."""
+        asked = self.settings.context_length
+        return asked if asked is not None else min(self.header.context_length or _CONTEXT, _CONTEXT)
+
+
+def examine(settings: Settings) -> Served:
+    """Read the model and the map, and plan memory. Raises ModelFileError, RouterMapError, ConfigError."""
+    budget = parse_budget(settings.ram_budget) if settings.ram_budget else None
+    model = settings.model or planted_path(settings.cache_dir)
+    header = read_header(model)
+    layout = layout_of(header)
+    hardware = probe()
+    if settings.gpu and not hardware.gpus:
+        raise ConfigError("no NVIDIA GPU was found", "start with --cpu, or see what nvidia-smi says")
+    router_map, notes = _router_map(settings, layout)
+    return Served(
+        settings=settings,
+        model=model,
+        header=header,
+        layout=layout,
+        plan=plan(layout, hardware, budget, gpu=settings.gpu),
+        router_map=router_map,
+        notes=tuple(notes),
+    )
+
+
+def _router_map(settings: Settings, layout: ModelLayout) -> tuple[RouterMap | None, list[str]]:
+    """The map that was asked for, or the shipped one of this very model, with warnings about it."""
+    if settings.router_map is not None:
+        asked = load(settings.router_map)
+        return asked, check(asked, layout)
+    for path in sorted(data_path("maps").glob("*.json")):
+        shipped = load(path)
+        try:
+            return shipped, check(shipped, layout)
+        except RouterMapError:
+            continue
+    note = (
+        f"There is no router map for {layout.name}: the pager goes by its own counts until you collect one."
+    )
+    return None, [note]

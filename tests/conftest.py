@@ -1,0 +1,110 @@
+"""Fixtures that several tests share. Engines are built once and cached where the product caches them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from moe_proxy.config import load_settings
+from moe_proxy.engine.build import BuildRequest, EngineBuild, build_engine, engine_for
+from moe_proxy.engine.source import llama_cpp_tree
+from moe_proxy.model.planted import planted_path
+from tests.support.proxy_process import ProxyProcess
+
+FAKE_SERVER = Path(__file__).parent / "fakes" / "fake_llama_server.py"
+
+
+@pytest.fixture(scope="session")
+def cache_dir() -> Path:
+    """The product's own cache directory, so that a second run builds nothing."""
+    return load_settings({}).cache_dir
+
+
+def _engine(request: BuildRequest) -> EngineBuild:
+    return engine_for(request) or build_engine(request, lambda stage, fraction: None)
+
+
+@pytest.fixture(scope="session")
+def engine(cache_dir: Path) -> EngineBuild:
+    """The patched llama-server."""
+    return _engine(BuildRequest(cache_dir=cache_dir))
+
+
+@pytest.fixture(scope="session")
+def stock_engine(cache_dir: Path) -> EngineBuild:
+    """llama-server from the same source, as upstream made it."""
+    return _engine(BuildRequest(cache_dir=cache_dir, stock=True))
+
+
+@pytest.fixture(scope="session")
+def llama_source(cache_dir: Path) -> Path:
+    """The pinned llama.cpp tree, unpacked and untouched."""
+    return llama_cpp_tree(cache_dir)
+
+
+@pytest.fixture(scope="session")
+def planted_model(cache_dir: Path) -> Path:
+    """The planted model's file."""
+    return planted_path(cache_dir)
+
+
+def _proxy_env(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("p")
+    return os.environ | {
+        "MOE_PROXY_CACHE_DIR": str(cache_dir),
+        "MOE_PROXY_STATE_DIR": str(folder / "state"),
+        "MOE_PROXY_RUNTIME_DIR": str(folder / "run"),
+        "MOE_PROXY_CONFIG": str(folder / "config.toml"),
+        "NO_COLOR": "1",
+        "COLUMNS": "200",
+    }
+
+
+@pytest.fixture
+def proxy_env(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> dict[str, str]:
+    """Environment of a proxy that shares nothing with other tests but the cache."""
+    return _proxy_env(tmp_path_factory, cache_dir)
+
+
+@pytest.fixture(scope="module")
+def module_proxy_env(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> dict[str, str]:
+    """The same for a proxy that a whole module shares."""
+    return _proxy_env(tmp_path_factory, cache_dir)
+
+
+@pytest.fixture
+def start_proxy(proxy_env: dict[str, str], engine: EngineBuild) -> Iterator[object]:
+    """Start ``moe-proxy start`` with given flags on the real engine; ended when the test ends."""
+    started: list[ProxyProcess] = []
+
+    def start(
+        *flags: str, engine_args: tuple[str, ...] = (), env: dict[str, str] | None = None
+    ) -> ProxyProcess:
+        proxy = ProxyProcess.start(proxy_env | (env or {}), flags, engine_args)
+        started.append(proxy)
+        proxy.wait_ready()
+        return proxy
+
+    yield start
+    for proxy in started:
+        proxy.end()
+
+
+@contextmanager
+def _wrapper(folder: Path) -> Iterator[Path]:
+    path = folder / "fake-llama-server"
+    path.write_text(f'#!/bin/sh\nexec {sys.executable} {FAKE_SERVER} "$@"\n', encoding="utf-8")
+    path.chmod(0o755)
+    yield path
+
+
+@pytest.fixture
+def fake_server(tmp_path: Path) -> Iterator[Path]:
+    """An executable that behaves like llama-server, or misbehaves as FAKE_LLAMA_SWITCHES says."""
+    with _wrapper(tmp_path) as path:
+        yield path

@@ -1,0 +1,82 @@
+"""What is known of requests; what fails here never fails a request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from moe_proxy.activity import RECENT_REQUESTS, Activity
+from moe_proxy.domains.base import Classification
+from moe_proxy.errors import EngineGoneError
+from moe_proxy.routing.active import ActiveRequests
+from tests.unit.test_active import MAP
+
+CODE = Classification({"codegen": 0.9, "math": 0.1}, "keyword")
+
+
+class Feed:
+    """Remembers what it was offered."""
+
+    def __init__(self) -> None:
+        self.offered: list[Any] = []
+
+    def offer(self, prior: Any) -> None:
+        """Remember."""
+        self.offered.append(prior)
+
+
+class Control:
+    """Answers usage, or fails."""
+
+    def __init__(self, answer: dict[str, Any] | None) -> None:
+        self.answer = answer
+
+    async def usage(self, *, request: str) -> dict[str, Any]:
+        """The prepared answer."""
+        if self.answer is None:
+            raise EngineGoneError("gone")
+        return self.answer
+
+
+def _activity(answer: dict[str, Any] | None) -> tuple[Activity, Feed]:
+    feed = Feed()
+    active = ActiveRequests(MAP, kappa=8.0, min_distance=0.05)
+    return Activity(active, feed, Control(answer), clock_s=lambda: 1.0), feed  # type: ignore[arg-type]
+
+
+async def test_a_request_pushes_a_prior_and_leaves_its_counts() -> None:
+    """Its domain becomes a prior at the beginning; its attributed counts are read at the end."""
+    activity, feed = _activity({"tokens": 5, "picks": 20, "hits": 12, "layers": {}})
+    activity.begin("1", "/v1/chat/completions", CODE)
+    assert [prior.id for prior in feed.offered] == [activity.prior.id if activity.prior else ""]
+    await activity.end("1")
+    (request,) = activity.recent()
+    assert (request["domain"], request["tokens"], request["picks"], request["hits"]) == ("codegen", 5, 20, 12)
+    assert request["prior"] == feed.offered[0].id
+
+
+async def test_an_engine_that_is_gone_is_counted() -> None:
+    """A failure is counted and never reaches the client."""
+    activity, _ = _activity(None)
+    activity.begin("1", "/api/chat", CODE)
+    await activity.end("1")
+    assert activity.uncounted == 1
+    assert activity.recent()[0]["picks"] == 0
+
+
+async def test_a_request_without_text_moves_nothing() -> None:
+    """No text, no classification: no prior, and the pager is not asked."""
+    activity, feed = _activity(None)
+    activity.begin("1", "/v1/embeddings", None)
+    await activity.end("1")
+    await activity.end("1")
+    assert (feed.offered, activity.uncounted) == ([], 0)
+    assert len(activity.recent()) == 1
+
+
+async def test_memory_is_bounded() -> None:
+    """Only the last requests are kept."""
+    activity, _ = _activity({"tokens": 1, "picks": 4, "hits": 0, "layers": {}})
+    for number in range(RECENT_REQUESTS + 5):
+        activity.begin(str(number), "/api/chat", CODE)
+        await activity.end(str(number))
+    assert [request["id"] for request in activity.recent()] == [str(n) for n in range(5, RECENT_REQUESTS + 5)]

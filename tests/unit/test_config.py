@@ -1,0 +1,60 @@
+"""Settings: strength of their sources, and that each is documented."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from moe_proxy.config import Settings, load_settings
+from moe_proxy.errors import ConfigError
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "config.md"
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty configuration file, and no variable of this machine."""
+    for name in Settings.model_fields:
+        monkeypatch.delenv(f"MOE_PROXY_{name.upper()}", raising=False)
+    path = tmp_path / "config.toml"
+    path.write_text("")
+    monkeypatch.setenv("MOE_PROXY_CONFIG", str(path))
+    return path
+
+
+def test_a_flag_beats_a_variable_beats_the_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flag, environment, file, default: in this order of strength."""
+    assert load_settings({}).port == 11435
+    file.write_text("port = 1\n")
+    assert load_settings({}).port == 1
+    monkeypatch.setenv("MOE_PROXY_PORT", "2")
+    assert load_settings({}).port == 2
+    assert load_settings({"port": 3}).port == 3
+    assert load_settings({"port": None}).port == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [("port = 'many'", "port"), ("prot = 1", "'prot'"), ("port = ", "config.toml"), ("gpu = 3", "gpu")],
+)
+def test_a_wrong_file_is_named(file: Path, text: str, named: str) -> None:
+    """A message says what is wrong, with what value, and where."""
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=named):
+        load_settings({})
+
+
+@pytest.mark.parametrize("name", sorted(Settings.model_fields))
+def test_every_setting_is_documented(name: str) -> None:
+    """docs/config.md names every setting and its variable."""
+    text = DOCUMENT.read_text(encoding="utf-8")
+    assert f"| `{name}` | `MOE_PROXY_{name.upper()}` |" in text
+
+
+def test_the_document_names_no_other_setting() -> None:
+    """docs/config.md promises nothing that is not there."""
+    rows = [
+        line.split("`")[1] for line in DOCUMENT.read_text(encoding="utf-8").splitlines() if line[:3] == "| `"
+    ]
+    assert sorted(rows) == sorted(Settings.model_fields)

@@ -1,0 +1,65 @@
+"""Who runs on a port, and files that are never half-written."""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from moe_proxy.errors import ConfigError
+from moe_proxy.files import replacing, write_text
+from moe_proxy.instance import RunningProxy, instance_paths, running_proxy, start_time_s, write_record
+
+
+def _self() -> RunningProxy:
+    return RunningProxy(os.getpid(), start_time_s(os.getpid()), "http://127.0.0.1:1", "m", "0")
+
+
+def test_a_living_proxy_is_found(tmp_path: Path) -> None:
+    """A record of a living process is believed."""
+    paths = instance_paths(tmp_path / "run", tmp_path / "state", 1)
+    assert running_proxy(paths) is None
+    paths.prepare()
+    write_record(paths, _self())
+    assert running_proxy(paths) == _self()
+
+
+def test_a_recycled_pid_is_not(tmp_path: Path) -> None:
+    """A pid that belongs to a later process is no proxy of ours."""
+    paths = instance_paths(tmp_path / "run", tmp_path / "state", 1)
+    write_record(paths, replace(_self(), start_time_s=1.0))
+    assert running_proxy(paths) is None
+
+
+def test_a_damaged_record_is_none(tmp_path: Path) -> None:
+    """A record that cannot be read counts as none."""
+    paths = instance_paths(tmp_path / "run", tmp_path / "state", 1)
+    write_text(paths.record, '{"pid": ')
+    assert running_proxy(paths) is None
+
+
+def test_the_runtime_folder_is_private(tmp_path: Path) -> None:
+    """The folder of the socket has mode 0700."""
+    paths = instance_paths(tmp_path / "run", tmp_path / "state", 1)
+    paths.prepare()
+    assert stat.S_IMODE(paths.runtime.stat().st_mode) == 0o700
+
+
+def test_a_socket_path_that_is_too_long_is_refused(tmp_path: Path) -> None:
+    """A Unix socket's path must fit; said at once with what to do."""
+    with pytest.raises(ConfigError, match="MOE_PROXY_RUNTIME_DIR"):
+        instance_paths(tmp_path / ("x" * 100), tmp_path, 1).prepare()
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
+    """Files are written to a temporary name and renamed: a failure leaves what was there, and no litter."""
+    path = tmp_path / "file"
+    write_text(path, "old")
+    with pytest.raises(RuntimeError), replacing(path) as temporary:
+        temporary.write_text("half")
+        raise RuntimeError
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
