@@ -1,0 +1,270 @@
+"""Owns the engine's build: its key, its place in the cache, the steps from source to a finished llama-server.
+
+A finished engine is a folder that appears at once and is never changed after. It never runs an engine.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from moe_proxy.engine.program import run_logged
+from moe_proxy.engine.recipe import BuildRequest, definitions, inputs_of, key_of, program_definitions
+from moe_proxy.engine.source import Progress, read_pin
+from moe_proxy.engine.toolchain import Toolchain, check_disk, find_toolchain, output_of
+from moe_proxy.engine.tree import prepare_tree
+from moe_proxy.errors import BuildError
+from moe_proxy.files import write_text
+from moe_proxy.resources import data_path
+
+_CPU_BYTES, _CUDA_BYTES = 500_000_000, 5_000_000_000
+_ERROR_LINES = 15
+_LONG_LINE = 400
+_GIVEN_UP_S = 24 * 3600
+_NINJA_STEP = re.compile(r"^\[(\d+)/(\d+)\] ")
+
+
+@dataclass(frozen=True)
+class EngineBuild:
+    """A finished engine in ``<cache>/engine/<key>/``."""
+
+    key: str
+    folder: Path
+    server: Path
+    log: Path
+    stock: bool
+    cuda: bool
+
+
+def engine_for(request: BuildRequest) -> EngineBuild | None:
+    """The engine of ``request`` if it is already built, without network and in well under a second.
+
+    A machine without a compiler (a container whose engine was built in another) gets the newest engine that
+    agrees in all else. Raises BuildError when the request itself cannot be.
+    """
+    inputs = inputs_of(request)
+    try:
+        return _finished(request, {**inputs, "compiler": find_toolchain(request.cuda).compiler_version})
+    except BuildError:
+        return _built_elsewhere(request, inputs)
+
+
+def build_engine(request: BuildRequest, progress: Progress) -> EngineBuild:
+    """Build the engine of ``request``, or give the one that is there.
+
+    ``progress(stage, fraction)`` is called with the stages wait, download, git, unpack, patch, configure,
+    compile, finish; a fraction of 0 means that it is not known. Blocks; Ctrl-C ends the compilers, and the
+    next call goes on where this one stopped. Raises BuildError.
+    """
+    inputs = inputs_of(request)
+    toolchain = find_toolchain(request.cuda)
+    inputs["compiler"] = toolchain.compiler_version
+    engines = request.cache_dir / "engine"
+    key = key_of(inputs)
+    try:
+        engines.mkdir(parents=True, exist_ok=True)
+        with _locked(engines / f".lock-{key}", progress):
+            found = _finished(request, inputs)
+            if found is not None:
+                return found
+            _sweep(engines)
+            check_disk(engines, _CUDA_BYTES if request.cuda else _CPU_BYTES)
+            return _build(request, inputs, toolchain, progress)
+    except OSError as error:
+        raise BuildError(
+            f"cannot build in {engines}: {error}",
+            "make it writable and its disk large enough, or set MOE_PROXY_CACHE_DIR to another folder",
+        ) from error
+
+
+def _build(
+    request: BuildRequest, inputs: Mapping[str, object], toolchain: Toolchain, progress: Progress
+) -> EngineBuild:
+    """All steps, in a work folder that survives an interruption. The lock of this key is held."""
+    work = request.cache_dir / "engine" / f".work-{key_of(inputs)}"
+    work.mkdir(exist_ok=True)
+    if not (work / "tree").is_dir():
+        # Without a finished tree nothing that was built from it counts.
+        shutil.rmtree(work / "build", ignore_errors=True)
+        _prepare(request, inputs, work, progress)
+    progress("configure", 0.0)
+    _configure(work, [*program_definitions(toolchain), *definitions(inputs)], toolchain.cmake)
+    _compile(work, toolchain.ninja, request.jobs or len(os.sched_getaffinity(0)), progress)
+    progress("finish", 0.0)
+    return _finish(request, inputs, work)
+
+
+def _prepare(request: BuildRequest, inputs: Mapping[str, object], work: Path, progress: Progress) -> None:
+    downloads = request.cache_dir / "source"
+    downloads.mkdir(exist_ok=True)
+    with _locked(downloads / ".lock", progress):
+        prepare_tree(
+            work / "tree",
+            pin=read_pin(),
+            source=request.source,
+            downloads=downloads,
+            patches=None if request.stock else data_path("patches"),
+            native=None if request.stock else data_path("native"),
+            progress=progress,
+        )
+    if {**inputs_of(request), "compiler": inputs["compiler"]} != inputs:
+        shutil.rmtree(work)
+        raise BuildError("the source, patches/ or native/ changed while they were read", "build again")
+
+
+def _configure(work: Path, flags: list[str], cmake: Path) -> None:
+    build, log = work / "build", work / "build.log"
+    argv: list[str | Path] = [cmake, "-S", work / "tree", "-B", build, *flags]
+    resumed = build.is_dir()
+    code, lines = run_logged(argv, folder=work, log=log, environment=_environment(work))
+    if code != 0 and resumed:
+        shutil.rmtree(build)
+        code, lines = run_logged(argv, folder=work, log=log, environment=_environment(work))
+    if code != 0:
+        raise _failure("llama.cpp could not be configured", lines, "CMake Error", log)
+
+
+def _compile(work: Path, ninja: Path, jobs: int, progress: Progress) -> None:
+    log = work / "build.log"
+    code, lines = run_logged(
+        [ninja, "-C", work / "build", "-j", str(jobs), "llama-server"],
+        folder=work,
+        log=log,
+        environment=_environment(work),
+        on_line=lambda line: _report_step(line, progress),
+    )
+    if code != 0:
+        raise _failure("llama-server did not compile", lines, "FAILED:", log)
+
+
+def _finish(request: BuildRequest, inputs: Mapping[str, object], work: Path) -> EngineBuild:
+    """Gather what an engine needs, prove that it starts, and let it appear under its key in one step."""
+    key = key_of(inputs)
+    staged, final = work / "engine", request.cache_dir / "engine" / key
+    shutil.rmtree(staged, ignore_errors=True)
+    (staged / "bin").mkdir(parents=True)
+    for path in sorted((work / "build" / "bin").iterdir()):
+        if path.name == "llama-server" or ".so" in path.name:
+            shutil.copy2(path, staged / "bin" / path.name, follow_symlinks=False)
+    if (work / "tree" / "licenses").is_dir():
+        shutil.copytree(work / "tree" / "licenses", staged / "licenses")
+    for name in ("LICENSE", "AUTHORS"):
+        if (work / "tree" / name).is_file():
+            shutil.copy2(work / "tree" / name, staged / f"{name}.llama.cpp")
+    shutil.copy2(work / "build.log", staged / "build.log")
+    server = staged / "bin" / "llama-server"
+    # A CUDA build may have been made on a machine whose driver cannot load it.
+    if not request.cuda and not _starts(server):
+        raise BuildError(
+            f"the finished {server} does not start (it was run with --version)",
+            f"run it to see why, or delete {work} and build again",
+        )
+    record = {"key": key, "inputs": inputs, "built_at_s": int(time.time())}
+    write_text(staged / "build.json", json.dumps(record, indent=2) + "\n")
+    shutil.rmtree(final, ignore_errors=True)
+    staged.rename(final)
+    shutil.rmtree(work, ignore_errors=True)
+    return _engine(final, key, inputs)
+
+
+def _environment(work: Path) -> dict[str, str]:
+    """Ours, without what would change the build: an enclosing git repository must not name its version."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    environment["GIT_CEILING_DIRECTORIES"] = str(work.resolve())
+    environment["NINJA_STATUS"] = "[%f/%t] "
+    # Where there is a ccache, it finds again what was compiled under another key.
+    environment.setdefault("CCACHE_BASEDIR", str(work.resolve()))
+    environment.setdefault("CCACHE_NOHASHDIR", "1")
+    return environment
+
+
+def _report_step(line: str, progress: Progress) -> None:
+    step = _NINJA_STEP.match(line)
+    if step:
+        progress("compile", int(step[1]) / int(step[2]))
+
+
+def _failure(what: str, lines: list[str], mark: str, log: Path) -> BuildError:
+    """The first thing that went wrong, without the command line of the compiler, and where the rest is."""
+    start = next(
+        (index for index, line in enumerate(lines) if mark in line), max(0, len(lines) - _ERROR_LINES)
+    )
+    shown = [line for line in lines[start:] if line and len(line) <= _LONG_LINE][:_ERROR_LINES]
+    if any("No space left on device" in line for line in lines):
+        what = f"{what}: the disk is full"
+    elif any("Killed signal terminated program" in line for line in lines):
+        what = f"{what}: the compiler was killed, most likely for lack of memory (try --jobs 1)"
+    return BuildError("\n  ".join([what, *shown]), f"the whole output is in {log}")
+
+
+def _starts(server: Path) -> bool:
+    return bool(output_of([server, "--list-devices"], {"PATH": os.environ.get("PATH", "")}))
+
+
+def _finished(request: BuildRequest, inputs: Mapping[str, object]) -> EngineBuild | None:
+    key = key_of(inputs)
+    folder = request.cache_dir / "engine" / key
+    engine = _engine(folder, key, inputs)
+    complete = (folder / "build.json").is_file() and os.access(engine.server, os.X_OK)
+    return engine if complete else None
+
+
+def _built_elsewhere(request: BuildRequest, inputs: Mapping[str, object]) -> EngineBuild | None:
+    found: list[tuple[int, EngineBuild]] = []
+    for path in (request.cache_dir / "engine").glob("*/build.json"):
+        try:
+            record = json.loads(path.read_text(encoding="utf-8"))
+            built = dict(record["inputs"])
+            built_at_s = int(record["built_at_s"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        if {**built, "compiler": None} == {**inputs, "compiler": None}:
+            engine = _finished(request, built)
+            if engine is not None:
+                found.append((built_at_s, engine))
+    return max(found, key=lambda pair: pair[0])[1] if found else None
+
+
+def _engine(folder: Path, key: str, inputs: Mapping[str, object]) -> EngineBuild:
+    return EngineBuild(
+        key=key,
+        folder=folder,
+        server=folder / "bin" / "llama-server",
+        log=folder / "build.log",
+        stock=bool(inputs["stock"]),
+        cuda=bool(inputs["cuda"]),
+    )
+
+
+def _sweep(engines: Path) -> None:
+    """Remove work folders of builds that were given up: a day old, and nobody holds their lock."""
+    for work in engines.glob(".work-*"):
+        key = work.name.removeprefix(".work-")
+        if time.time() - work.stat().st_mtime < _GIVEN_UP_S:
+            continue
+        with (engines / f".lock-{key}").open("ab") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            shutil.rmtree(work, ignore_errors=True)
+
+
+@contextmanager
+def _locked(path: Path, progress: Progress) -> Iterator[None]:
+    """Hold ``path`` against other processes. The file stays: removing it would let two hold it at once."""
+    with path.open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress("wait", 0.0)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield

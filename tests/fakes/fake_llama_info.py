@@ -1,0 +1,104 @@
+"""The routes of the fake llama-server that generate nothing."""
+
+from __future__ import annotations
+
+from aiohttp import web
+from fake_llama_answers import prompt_text
+from fake_llama_state import FAKE, error
+
+
+async def embeddings(request: web.Request) -> web.Response:
+    """POST /v1/embeddings."""
+    fake, body = request.app[FAKE], await request.json()
+    if fake.switches.error_status:
+        return error(fake.switches.error_status, "the fake refuses", "server_error")
+    inputs = body.get("input", "")
+    inputs = inputs if isinstance(inputs, list) else [inputs]
+    data = [
+        {"embedding": [float(len(str(item))), 1.0, 0.5, 0.25], "index": index, "object": "embedding"}
+        for index, item in enumerate(inputs)
+    ]
+    count = sum(max(1, len(str(item).split())) for item in inputs)
+    usage = {"prompt_tokens": count, "total_tokens": count}
+    return web.json_response(
+        {"model": body.get("model", fake.alias), "object": "list", "usage": usage, "data": data}
+    )
+
+
+async def health(request: web.Request) -> web.Response:
+    """GET /health once ready."""
+    return web.json_response({"status": "ok"})
+
+
+async def models(request: web.Request) -> web.Response:
+    """GET /v1/models."""
+    fake = request.app[FAKE]
+    meta = {"vocab_type": 2, "n_vocab": 512, "n_ctx": fake.context_length, "n_ctx_train": 4096, "n_embd": 64}
+    entry = {
+        "id": fake.alias,
+        "aliases": [],
+        "object": "model",
+        "created": 1,
+        "owned_by": "llamacpp",
+        "meta": meta,
+    }
+    return web.json_response({"models": [], "object": "list", "data": [entry]})
+
+
+async def props(request: web.Request) -> web.Response:
+    """GET /props."""
+    fake = request.app[FAKE]
+    return web.json_response(
+        {
+            "default_generation_settings": {"params": {}, "n_ctx": fake.context_length},
+            "total_slots": fake.slots,
+            "model_alias": fake.alias,
+            "model_path": fake.model,
+            "modalities": {"vision": False, "video": False, "audio": False},
+            "endpoint_slots": True,
+            "endpoint_props": False,
+            "endpoint_metrics": True,
+            "chat_template": "{{ messages }}",
+            "chat_template_caps": {},
+            "bos_token": "<s>",
+            "eos_token": "</s>",
+            "build_info": "fake-0",
+            "is_sleeping": False,
+        }
+    )
+
+
+async def slots(request: web.Request) -> web.Response:
+    """GET /slots."""
+    fake = request.app[FAKE]
+    busy = sum(1 for seen in fake.requests if not seen.finished and "completion" in seen.path)
+    return web.json_response(
+        [
+            {"id": slot, "n_ctx": fake.context_length, "speculative": False, "is_processing": slot < busy}
+            for slot in range(fake.slots)
+        ]
+    )
+
+
+async def tokenize(request: web.Request) -> web.Response:
+    """POST /tokenize: one token per word."""
+    content = str((await request.json()).get("content", ""))
+    return web.json_response({"tokens": [len(word) for word in content.split()]})
+
+
+async def detokenize(request: web.Request) -> web.Response:
+    """POST /detokenize."""
+    return web.json_response({"content": " ".join("x" * n for n in (await request.json()).get("tokens", []))})
+
+
+async def apply_template(request: web.Request) -> web.Response:
+    """POST /apply-template."""
+    return web.json_response({"prompt": prompt_text(await request.json())})
+
+
+async def metrics(request: web.Request) -> web.Response:
+    """GET /metrics."""
+    fake = request.app[FAKE]
+    text = "# HELP llamacpp:tokens_predicted_total Number of generation tokens processed.\n"
+    text += "# TYPE llamacpp:tokens_predicted_total counter\n"
+    return web.Response(text=text + f"llamacpp:tokens_predicted_total {fake.counters['tokens']}\n")

@@ -1,0 +1,131 @@
+"""llama-server's command line: what is set, what is left to the user, what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from moe_proxy.engine.launch import LaunchInputs, launch_of
+from moe_proxy.errors import ConfigError
+
+INPUTS = LaunchInputs(
+    server=Path("/c/bin/llama-server"),
+    model=Path("/m/x.gguf"),
+    alias="x",
+    socket=Path("/r/engine.sock"),
+    context_length=4096,
+    slots=2,
+    threads=3,
+    gpu=False,
+    pager=True,
+    ram_budget_bytes=100,
+    expert_bytes=100,
+    extra=(),
+    environment={"PATH": "/bin", "HOME": "/h"},
+)
+
+
+def value(argv: tuple[str, ...], flag: str) -> str:
+    """What follows ``flag``, which stands once."""
+    assert argv.count(flag) == 1, f"{flag} in {argv}"
+    return argv[argv.index(flag) + 1]
+
+
+def test_what_is_always_there() -> None:
+    """Socket, model, alias and the routes that the proxy reads; no TCP port, no page, no network."""
+    launch = launch_of(INPUTS)
+    assert launch.argv[0] == "/c/bin/llama-server"
+    assert launch.socket == Path("/r/engine.sock")
+    assert value(launch.argv, "--host") == "/r/engine.sock"
+    assert value(launch.argv, "--model") == "/m/x.gguf"
+    assert value(launch.argv, "--alias") == "x"
+    assert value(launch.argv, "--fit") == "off"
+    assert {"--jinja", "--metrics", "--slots", "--no-ui", "--offline"} <= set(launch.argv)
+    assert "--port" not in launch.argv
+
+
+def test_the_context_is_per_slot() -> None:
+    """--ctx-size is shared out among a given number of slots; without one each slot may use all of it."""
+    argv = launch_of(INPUTS).argv
+    assert (value(argv, "--ctx-size"), value(argv, "--parallel"), value(argv, "--threads")) == (
+        "8192",
+        "2",
+        "3",
+    )
+    argv = launch_of(replace(INPUTS, slots=None, threads=None)).argv
+    assert value(argv, "--ctx-size") == "4096"
+    assert not {"--parallel", "--threads"} & set(argv)
+    assert "--ctx-size" not in launch_of(replace(INPUTS, context_length=None)).argv
+
+
+def test_cpu_uses_no_device_and_gpu_keeps_experts_on_the_cpu() -> None:
+    """--cpu works on a CUDA build too; --gpu offloads everything but the experts."""
+    cpu = launch_of(INPUTS).argv
+    assert (value(cpu, "--gpu-layers"), value(cpu, "--device")) == ("0", "none")
+    assert "--cpu-moe" not in cpu
+    gpu = launch_of(replace(INPUTS, gpu=True)).argv
+    assert value(gpu, "--gpu-layers") == "99"
+    assert "--cpu-moe" in gpu
+    assert "--device" not in gpu
+
+
+def test_under_budget_the_file_is_the_home_of_the_experts() -> None:
+    """A budget below all experts needs file pages: --cpu-moe once, and mmap."""
+    argv = launch_of(replace(INPUTS, ram_budget_bytes=99)).argv
+    assert value(argv, "--load-mode") == "mmap"
+    assert argv.count("--cpu-moe") == 1
+    assert launch_of(replace(INPUTS, ram_budget_bytes=99, gpu=True)).argv.count("--cpu-moe") == 1
+    assert "--load-mode" not in launch_of(INPUTS).argv
+
+
+def test_the_pager_is_told_by_the_environment_and_off_means_unset() -> None:
+    """On: MOE_PAGER and the budget. Off: neither, and no flag of ours, whatever our environment says."""
+    on = launch_of(INPUTS).env
+    assert (on["MOE_PAGER"], on["MOE_PAGER_RAM_BYTES"], on["PATH"]) == ("1", "100", "/bin")
+    noisy = {"MOE_PAGER": "1", "MOE_PAGER_RAM_BYTES": "7", "MOE_PAGER_HALF_LIFE": "64"}
+    off = launch_of(replace(INPUTS, pager=False, ram_budget_bytes=1, environment=noisy))
+    assert dict(off.env) == {"MOE_PAGER_HALF_LIFE": "64"}
+    assert not {"--cpu-moe", "--load-mode"} & set(off.argv)
+
+
+def test_variables_of_other_llama_servers_do_not_reach_ours() -> None:
+    """LLAMA_ARG_PORT, LLAMA_API_KEY and their like would change the child behind our back."""
+    foreign = {
+        "LLAMA_ARG_PORT": "1",
+        "LLAMA_API_KEY": "k",
+        "LLAMA_SERVER_ROUTER_PORT": "2",
+        "AIP_MODE": "PREDICTION",
+    }
+    env = launch_of(replace(INPUTS, environment={**foreign, "CUDA_VISIBLE_DEVICES": "0"})).env
+    assert not foreign.keys() & env.keys()
+    assert env["CUDA_VISIBLE_DEVICES"] == "0"
+
+
+def test_the_users_arguments_come_last() -> None:
+    """The last one wins in llama-server, so the user's word on anything that is not ours is final."""
+    extra = ("--load-mode", "none", "-fa", "on")
+    assert launch_of(replace(INPUTS, extra=extra)).argv[-4:] == extra
+
+
+@pytest.mark.parametrize(
+    ("argument", "hint"),
+    [
+        ("--host", "use --host and --port"),
+        ("--port=8080", "use --host and --port"),
+        ("-m", "use --model"),
+        ("--hf_repo", "use --model"),
+        ("--alias", "use --alias"),
+        ("-c", "use --ctx-size"),
+        ("--parallel", "use --slots"),
+        ("--api-key", "needs no key"),
+        ("--no-slots", "reads the engine's slots"),
+    ],
+)
+def test_what_is_ours_is_refused_with_our_option(argument: str, hint: str) -> None:
+    """A flag that the proxy relies on is a ConfigError that names the way to say it."""
+    with pytest.raises(ConfigError) as caught:
+        launch_of(replace(INPUTS, extra=("--temp", "0", argument, "x")))
+    assert argument in caught.value.message
+    assert hint in caught.value.hint
