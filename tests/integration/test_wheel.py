@@ -1,0 +1,51 @@
+"""An installed wheel does all that a checkout does."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from moe_proxy.engine.build import EngineBuild
+
+pytestmark = pytest.mark.engine
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The command of a wheel that is installed in a clean virtual environment, away from the checkout."""
+    folder = tmp_path_factory.mktemp("wheel")
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
+    subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", str(folder), str(ROOT)], check=True)
+    (wheel,) = folder.glob("*.whl")
+    subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True)
+    python = folder / "venv" / "bin" / "python"
+    subprocess.run([str(python), *pip[1:], "install", str(wheel)], check=True)
+    return folder / "venv" / "bin" / "moe-proxy"
+
+
+def _run(command: Path, env: dict[str, str], *args: str) -> str:
+    done = subprocess.run(
+        [str(command), *args], env=env, cwd=command.parent, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_wheel_builds_the_same_engine(
+    installed: Path, proxy_env: dict[str, str], engine: EngineBuild
+) -> None:
+    """Patches, native and the pin travel in the wheel: it asks for the very engine the checkout builds."""
+    assert json.loads(_run(installed, proxy_env, "build", "--json"))["key"] == engine.key
+
+
+def test_the_wheel_runs_the_demo(installed: Path, proxy_env: dict[str, str], engine: EngineBuild) -> None:
+    """Model, map, rules and engine work together from the wheel alone; each domain of the demo is found."""
+    table = _run(installed, proxy_env, "demo")
+    for domain in ("codegen", "math", "chinese_tech", "creative_write", "translate"):
+        assert domain in table
