@@ -1,0 +1,137 @@
+#include "usage.h"
+
+#include <algorithm>
+#include <new>
+
+namespace moe_pager {
+
+usage::table::table(uint32_t n_experts) : picks(new std::atomic<uint32_t>[n_experts]) {
+    for (uint32_t e = 0; e < n_experts; ++e) {
+        picks[e].store(0, std::memory_order_relaxed);
+    }
+}
+
+usage::usage(const layout & lay) : n_experts_(lay.n_experts()) {}
+
+usage::~usage() {
+    for (auto & slot : tables_) {
+        delete slot.load(std::memory_order_relaxed);
+    }
+}
+
+usage::table * usage::find(int32_t sequence) const noexcept {
+    return sequence >= 0 && sequence < n_sequence_max ? tables_[sequence].load(std::memory_order_acquire) : nullptr;
+}
+
+usage::table * usage::open(int32_t sequence) noexcept {
+    table * found = find(sequence);
+    if (found != nullptr || sequence < 0 || sequence >= n_sequence_max) {
+        return found;
+    }
+    std::unique_ptr<table> made;
+    try {
+        made = std::make_unique<table>(n_experts_);
+    } catch (const std::bad_alloc &) {
+        return nullptr;
+    }
+    if (tables_[sequence].compare_exchange_strong(found, made.get(), std::memory_order_acq_rel)) {
+        return made.release();
+    }
+    return found; // another thread was first
+}
+
+void usage::add(table & from, bool reset, usage_record & to) const {
+    to.picks.resize(n_experts_);
+    to.tokens +=
+        reset ? from.tokens.exchange(0, std::memory_order_relaxed) : from.tokens.load(std::memory_order_relaxed);
+    for (uint32_t e = 0; e < n_experts_; ++e) {
+        to.picks[e] += reset ? from.picks[e].exchange(0, std::memory_order_relaxed)
+                             : from.picks[e].load(std::memory_order_relaxed);
+    }
+}
+
+void usage::begin(int32_t sequence, const std::string & request) {
+    table * counts = open(sequence);
+    if (counts == nullptr) {
+        return;
+    }
+    std::lock_guard<std::mutex> lock(mutex_);
+    finish(sequence);
+    usage_record forgotten;
+    add(*counts, true, forgotten);
+    sequences_[sequence] = { true, request };
+}
+
+void usage::end(int32_t sequence) {
+    if (find(sequence) == nullptr) {
+        return;
+    }
+    std::lock_guard<std::mutex> lock(mutex_);
+    finish(sequence);
+}
+
+void usage::finish(int32_t sequence) {
+    live_sequence & entry = sequences_[sequence];
+    if (!entry.live) {
+        return;
+    }
+    entry.live = false;
+    if (entry.request.empty()) {
+        return;
+    }
+    usage_record record;
+    add(*find(sequence), false, record);
+
+    auto it = std::find_if(
+        finished_.begin(), finished_.end(), [&](const finished_request & f) { return f.request == entry.request; });
+    if (it == finished_.end()) {
+        if (finished_.size() == n_finished_max) {
+            finished_.pop_front();
+        }
+        finished_.push_back({ entry.request, 0, std::vector<uint64_t>(n_experts_) });
+        it = finished_.end() - 1;
+    }
+    it->tokens += record.tokens;
+    for (uint32_t e = 0; e < n_experts_; ++e) {
+        it->picks[e] += record.picks[e];
+    }
+}
+
+bool usage::read_sequence(int32_t sequence, bool reset, usage_record & record) {
+    table * counts = find(sequence);
+    if (counts == nullptr) {
+        return false;
+    }
+    std::lock_guard<std::mutex> lock(mutex_);
+    add(*counts, reset, record);
+    return true;
+}
+
+bool usage::read_request(const std::string & request, bool reset, usage_record & record) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    bool                        found = false;
+    for (int32_t s = 0; s < n_sequence_max; ++s) {
+        if (sequences_[s].live && sequences_[s].request == request) {
+            add(*find(s), reset, record);
+            found = true;
+        }
+    }
+    for (auto & entry : finished_) {
+        if (entry.request != request) {
+            continue;
+        }
+        found = true;
+        record.picks.resize(n_experts_);
+        record.tokens += entry.tokens;
+        for (uint32_t e = 0; e < n_experts_; ++e) {
+            record.picks[e] += entry.picks[e];
+        }
+        if (reset) {
+            entry.tokens = 0;
+            std::fill(entry.picks.begin(), entry.picks.end(), 0);
+        }
+    }
+    return found && !request.empty();
+}
+
+} // namespace moe_pager
