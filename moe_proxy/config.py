@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import platformdirs
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -69,6 +69,15 @@ class Settings(BaseSettings):
     cache_dir: Path = Field(default_factory=lambda: platformdirs.user_cache_path(APP))
     state_dir: Path = Field(default_factory=lambda: platformdirs.user_state_path(APP))
     runtime_dir: Path = Field(default_factory=_runtime_path)
+
+    @field_validator("model", "router_map", "engine", "cache_dir", "state_dir", "runtime_dir")
+    @classmethod
+    def _with_home(cls, path: Path | None) -> Path | None:
+        """``~`` as the shell reads it: in a file or a variable nobody else does."""
+        try:
+            return path if path is None else path.expanduser()
+        except RuntimeError as error:
+            raise ValueError(f"{error}") from error
 
     @classmethod
     def settings_customise_sources(

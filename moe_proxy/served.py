@@ -49,7 +49,7 @@ class Served:
 def examine(settings: Settings) -> Served:
     """Read the model and the map, and plan memory. Raises ModelFileError, RouterMapError, ConfigError."""
     budget = parse_budget(settings.ram_budget) if settings.ram_budget else None
-    model = settings.model or planted_path(settings.cache_dir)
+    model = settings.model or _planted(settings.cache_dir)
     header = read_header(model)
     layout = layout_of(header)
     hardware = probe()
@@ -65,6 +65,16 @@ def examine(settings: Settings) -> Served:
         router_map=router_map,
         notes=tuple(notes),
     )
+
+
+def _planted(cache_dir: Path) -> Path:
+    try:
+        return planted_path(cache_dir)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot make the model that ships in {cache_dir}: {error.strerror}",
+            "set MOE_PROXY_CACHE_DIR to a folder you may write",
+        ) from error
 
 
 def _router_map(settings: Settings, layout: ModelLayout) -> tuple[RouterMap | None, list[str]]:
