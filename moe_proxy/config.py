@@ -48,6 +48,7 @@ class Settings(BaseSettings):
     model: Path | None = Field(None, description="GGUF file to serve; none: the model that ships")
     alias: str | None = Field(None, description="name of the model towards clients; none: the file's stem")
     host: str = Field("127.0.0.1", description="address to listen on; the default also listens on ::1")
+    insecure: bool = Field(False, description="listen on an address that others reach, without a key")
     port: int = Field(DEFAULT_PORT, ge=0, le=65535)
     gpu: bool = Field(False, description="use the NVIDIA GPU for everything but the experts")
     pager: bool = Field(True, description="the expert pager; off is stock llama.cpp")

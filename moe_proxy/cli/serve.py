@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
 import os
 import signal
@@ -63,6 +64,9 @@ def engine_for_start(settings: Settings, source: Path | None, console: Console) 
 )
 @click.option("--alias", help="name of the model towards clients; default: the file's stem")
 @click.option("--host", help="address to listen on; default: 127.0.0.1 and ::1")
+@click.option(
+    "--insecure", is_flag=True, default=None, help="listen where others can reach it, without a key"
+)
 @click.option("--port", type=click.IntRange(0, 65535), help="port; default 11435, 0 takes a free one")
 @click.option("--gpu/--cpu", default=None, help="use an NVIDIA GPU for everything but the experts")
 @click.option("--pager/--no-pager", default=None, help="the expert pager; without it: stock llama.cpp")
@@ -89,6 +93,7 @@ def start(source: Path | None, detach: bool, engine_args: tuple[str, ...], **fla
     settings = load_settings(flags)
     if settings.port == 0:
         settings = settings.model_copy(update={"port": free_port(settings.host, 0)})
+    check_exposure(settings)
     console = Console(stderr=True)
     paths = paths_of(settings)
     check_port_is_free(settings, paths)
@@ -100,6 +105,21 @@ def start(source: Path | None, detach: bool, engine_args: tuple[str, ...], **fla
         start_detached(settings, server, engine_args, paths, console)
     else:
         asyncio.run(serve(served, server, paths, engine_args, lambda line: say(console, line)))
+
+
+def check_exposure(settings: Settings) -> None:
+    """Raise ConfigError when other machines could reach the proxy and nobody said that they may."""
+    try:
+        loopback = settings.host == "localhost" or ipaddress.ip_address(settings.host).is_loopback
+    except ValueError as error:
+        raise ConfigError(
+            f"host {settings.host!r} is no IP address", "use 127.0.0.1, or an address of this machine"
+        ) from error
+    if not loopback and not settings.insecure:
+        raise ConfigError(
+            f"anybody who reaches {settings.host} could use the model",
+            "listen on 127.0.0.1 behind a reverse proxy that checks who asks, or add --insecure",
+        )
 
 
 def say(console: Console, line: str) -> None:
