@@ -243,6 +243,7 @@ class _Collecting:
         body = {
             "messages": [{"role": "user", "content": text}],
             "max_tokens": self.tokens,
+            "temperature": 0,
             "cache_prompt": False,
         }
         headers = {"X-Moe-Request": request_id}

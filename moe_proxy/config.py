@@ -57,7 +57,7 @@ class Settings(BaseSettings):
     prior_kappa: float = Field(256.0, gt=0, description="weight of the prior, in tokens")
     prior_min_distance: float = Field(0.05, ge=0, le=1, description="total variation that is worth a push")
     context_length: int | None = Field(
-        None, ge=16, description="tokens of context; none: llama-server's choice"
+        None, ge=16, description="tokens of context; none: 16384, or the model's own if that is less"
     )
     slots: int | None = Field(None, ge=1, le=256, description="requests computed at once")
     threads: int | None = Field(None, ge=1)

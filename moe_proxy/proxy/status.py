@@ -1,6 +1,7 @@
 """Owns what the proxy says of itself: health, statistics, metrics, and the model in OpenAI's form.
 
-None of it waits for the engine. Truthful: ready means that a request sent now would be computed.
+Health and the model never wait for the engine; the statistics ask it, for a bounded time. Truthful: ready
+means that a request sent now would be computed.
 """
 
 from __future__ import annotations

@@ -14,6 +14,9 @@ using json = nlohmann::ordered_json;
 // weight, in tokens, of the prior that POST /moe-set-domain makes: that call does not carry one
 constexpr double domain_kappa = 64;
 
+// a prior is three deep; printing or freeing what is nested without bound would take the stack
+constexpr int body_depth_max = 8;
+
 [[noreturn]] void refuse(const std::string & message) {
     throw refusal(400, message);
 }
@@ -48,7 +51,13 @@ json parse_object(const std::string & body) {
     if (body.size() > request_bytes_max) {
         refuse("the body has more than " + std::to_string(request_bytes_max) + " bytes");
     }
-    json value = json::parse(body, nullptr, false);
+    const json::parser_callback_t shallow = [](int depth, json::parse_event_t, json &) {
+        if (depth > body_depth_max) {
+            refuse("the body is nested too deeply");
+        }
+        return true;
+    };
+    json value = json::parse(body, shallow, false);
     if (!value.is_object()) {
         refuse("the body is not a JSON object");
     }

@@ -12,9 +12,9 @@
 // Who writes what:
 //   requested_, urgent_   any thread, under the mutex; the mover compares them with what its plan was made for
 //   left_, planned_       the mover, under the mutex; pending() reads all four under it, so 0 means: everything that
-//   was
-//                         asked for before the call has been carried out
-//   budget                any thread (relaxed store, then wake under the mutex); read once per pass
+//                         was asked for before the call has been carried out
+//   budget                any thread (relaxed store, then wake under the mutex). The mover reads it when it plans, when
+//                         it promotes and when it gives back: a change in between makes the plan outdated
 //   entries, gauges       the mover only (page-table.h says in which order)
 // The device is called without the mutex, so a slow disk holds up neither counting nor control calls.
 

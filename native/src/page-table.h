@@ -13,8 +13,7 @@
 //                exchange(tick); the mover compare_exchange(old, 0) right before it gives cold pages back. All accesses
 //                are relaxed: the modification order of the one atomic decides who came first.
 //   finished     the highest tick whose layer has been computed. Written by the compute thread when the next layer
-//   starts
-//                or the ubatch ends (release); the mover (acquire) gives back only what was stamped no later, so pages
+//                starts or the ubatch ends (release); the mover (acquire) gives back only what was stamped no later, so pages
 //                that are faulted in after the give-back belong to a later stamp and are found again.
 //
 // Two contexts of one model that compute at the same time share the ticks. `finished` is then early for one of them;

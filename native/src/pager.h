@@ -2,9 +2,8 @@
 
 // One model's pager: the tables, and who may touch them. Knows neither ggml nor HTTP.
 //
-//   compute thread(s)   ubatch_begin, count, ubatch_end: no lock but the mover's wake-up, no allocation but a
-//   sequence's table
-//                       when its number is seen for the first time
+//   compute thread(s)   ubatch_begin, count, ubatch_end: no lock but the mover's wake-up (and the registry's, once per
+//                       ubatch, in moe-pager.cpp); no allocation but a sequence's table when its number is first seen
 //   server threads      sequence_begin / sequence_end, control calls (control.h)
 //   mover               its own thread, from construction to destruction
 //

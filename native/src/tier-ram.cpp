@@ -31,8 +31,9 @@ file_mappings::file_mappings(std::istream & maps) {
         std::istringstream fields(line);
         std::string        range, perms, offset, device;
         uint64_t           inode = 0;
-        if (!(fields >> range >> perms >> offset >> device >> inode) || inode == 0 || perms.size() < 2 ||
-            perms[0] != 'r' || perms[1] != '-') {
+        // Shared and read-only: nothing can be in these pages that is not in the file, so giving them back loses nothing.
+        if (!(fields >> range >> perms >> offset >> device >> inode) || inode == 0 || perms.size() != 4 ||
+            perms[0] != 'r' || perms[1] != '-' || perms[3] != 's') {
             continue;
         }
         const size_t dash = range.find('-');

@@ -4,8 +4,7 @@
 //
 // Who writes what:
 //   table of a sequence   made before the sequence's first ubatch is computed, never freed before the pager is;
-//   published
-//                         with compare_exchange(acq_rel). Compute threads add to it (relaxed), nobody else while the
+//                         published with compare_exchange(acq_rel). Compute threads add to it (relaxed), nobody else while the
 //                         sequence is being computed: a server slot begins and ends between ubatches.
 //   live / finished       guarded by the mutex: server threads begin and end sequences, control calls read.
 //

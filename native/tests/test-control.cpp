@@ -100,6 +100,7 @@ TEST(control, a_bad_prior_is_refused_by_its_first_bad_entry) {
     }
     d.refused("/experts/prior", "", "not a JSON object");
     d.refused("/experts/prior", "[]", "not a JSON object");
+    d.refused("/experts/prior", "{\"id\": " + std::string(300000, '[') + std::string(300000, ']') + "}", "too deeply");
     d.refused("/experts/prior", "{\"id\"", "not a JSON object");
     d.refused("/experts/prior", prior(R"({"0": [[0, NaN]]})"), "not a JSON object");
     d.refused("/experts/prior", R"({"kappa": 1, "layers": {}})", "\"id\" is missing");

@@ -29,7 +29,7 @@ struct mapped_file {
         }
         FILE * file = std::tmpfile();
         CHECK(file != nullptr && std::fwrite(content.data(), 1, size, file) == size && std::fflush(file) == 0);
-        data = (char *) mmap(nullptr, size, protection, MAP_PRIVATE, fileno(file), 0);
+        data = (char *) mmap(nullptr, size, protection, MAP_SHARED, fileno(file), 0);
         CHECK(data != MAP_FAILED);
         std::fclose(file);
     }

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from moe_proxy.engine.build import EngineBuild
+from moe_proxy.engine.toolchain import find_toolchain
 from tests.support.engine_process import engine_process
 from tests.support.text import CODE, STORY, call
 
 pytestmark = pytest.mark.engine
 
-GENERATED = 24
+GENERATED = 96
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +28,7 @@ def routing_trace(
     program = tmp_path_factory.mktemp("trace") / "routing-trace"
     libraries = stock_engine.server.parent
     source = Path(__file__).parents[2] / "native" / "tests" / "routing-trace.cpp"
-    argv = ["c++", "-std=c++17", "-O1", str(source), "-o", str(program)]
+    argv = [str(find_toolchain(cuda=False).cxx), "-std=c++17", "-O1", str(source), "-o", str(program)]
     argv += [f"-I{llama_source / folder}" for folder in ("include", "ggml/include")]
     argv += [f"-L{libraries}", f"-Wl,-rpath,{libraries}", "-lllama", "-lggml", "-lggml-base"]
     subprocess.run(argv, check=True)
@@ -86,8 +87,11 @@ def test_concurrent_requests_are_counted_apart(
     with engine_process(engine.server, planted_model, MOE_PAGER="1") as socket:
         prompts = {"code": _tokens(socket, CODE), "story": _tokens(socket, STORY)}
         generated: dict[str, list[int]] = {}
+        before = call(socket, "GET", "/experts/stats")["snapshot"]
+        together = threading.Barrier(len(prompts))
 
         def run(name: str) -> None:
+            together.wait()
             generated[name] = _complete(socket, prompts[name], name)
 
         threads = [threading.Thread(target=run, args=(name,)) for name in prompts]
@@ -95,6 +99,8 @@ def test_concurrent_requests_are_counted_apart(
             thread.start()
         for thread in threads:
             thread.join()
+        ubatches = call(socket, "GET", f"/experts/stats?since={before}")["delta"]["ubatches"]
+        assert ubatches < 2 * GENERATED, "they did not run together, so the test says nothing"
         for name, prompt in prompts.items():
             traced = _traced(routing_trace, planted_model, prompt, generated[name])
             assert _usage(socket, name)["layers"] == traced

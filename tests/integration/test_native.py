@@ -8,6 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from moe_proxy.engine.toolchain import find_toolchain
 from moe_proxy.engine.tree import native_files
 
 NATIVE = Path(__file__).parents[2] / "native"
@@ -21,20 +24,23 @@ def _run(argv: list[str]) -> str:
     return done.stdout + done.stderr
 
 
-def _has_thread_sanitizer(folder: Path) -> bool:
+def _has_sanitizer(folder: Path, sanitizer: str) -> bool:
     """Whether the toolchain can build and run a program under it; some distributions leave it out."""
     source, program = folder / "probe.cpp", folder / "probe"
     source.write_text("int main() { return 0; }\n", encoding="utf-8")
-    build = ["c++", "-fsanitize=thread", str(source), "-o", str(program)]
+    compiler = str(find_toolchain(cuda=False).cxx)
+    build = [compiler, f"-fsanitize={sanitizer}", str(source), "-o", str(program)]
     return all(
         subprocess.run(argv, capture_output=True, check=False).returncode == 0
         for argv in (build, [str(program)])
     )
 
 
-def test_unit_tests_pass(llama_source: Path, tmp_path: Path) -> None:
-    """Layout, score, policy, mover, counting and control hold: no data race, no compiler's warning."""
-    sanitizer = "thread" if _has_thread_sanitizer(tmp_path) else ""
+@pytest.mark.parametrize("sanitizer", ["thread", "address,undefined"])
+def test_unit_tests_pass(llama_source: Path, tmp_path: Path, sanitizer: str) -> None:
+    """Layout, score, policy, mover, counting and control hold: no data race, no bad access, no warning."""
+    if not _has_sanitizer(tmp_path, sanitizer):
+        pytest.skip(f"this toolchain cannot run -fsanitize={sanitizer}")
     build = tmp_path / "build"
     options = [f"-DLLAMA_CPP_SOURCE={llama_source}", f"-DMOE_PAGER_SANITIZE={sanitizer}"]
     generator = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={TOOLS / 'ninja'}"]

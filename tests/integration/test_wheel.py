@@ -29,6 +29,16 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "venv" / "bin" / "moe-proxy"
 
 
+@pytest.fixture
+def wheel_env(
+    proxy_env: dict[str, str], cache_dir: Path, engine: EngineBuild, tmp_path: Path
+) -> dict[str, str]:
+    """A cache with the engine in it and nothing else: all other data has to come from the wheel."""
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "engine").symlink_to(cache_dir / "engine")
+    return proxy_env | {"MOE_PROXY_CACHE_DIR": str(tmp_path / "cache")}
+
+
 def _run(command: Path, env: dict[str, str], *args: str) -> str:
     done = subprocess.run(
         [str(command), *args], env=env, cwd=command.parent, capture_output=True, text=True, check=False
@@ -38,14 +48,16 @@ def _run(command: Path, env: dict[str, str], *args: str) -> str:
 
 
 def test_the_wheel_builds_the_same_engine(
-    installed: Path, proxy_env: dict[str, str], engine: EngineBuild
+    installed: Path, wheel_env: dict[str, str], engine: EngineBuild
 ) -> None:
     """Patches, native and the pin travel in the wheel: it asks for the very engine the checkout builds."""
-    assert json.loads(_run(installed, proxy_env, "build", "--json"))["key"] == engine.key
+    assert json.loads(_run(installed, wheel_env, "build", "--json"))["key"] == engine.key
 
 
-def test_the_wheel_runs_the_demo(installed: Path, proxy_env: dict[str, str], engine: EngineBuild) -> None:
-    """Model, map, rules and engine work together from the wheel alone; each domain of the demo is found."""
-    table = _run(installed, proxy_env, "demo")
+def test_the_wheel_runs_the_demo(installed: Path, wheel_env: dict[str, str]) -> None:
+    """Model, map, rules and engine work from the wheel alone, and nothing is left running."""
+    table = _run(installed, wheel_env, "demo")
     for domain in ("codegen", "math", "chinese_tech", "creative_write", "translate"):
         assert domain in table
+    runtime = Path(wheel_env["MOE_PROXY_RUNTIME_DIR"])
+    assert [path for path in runtime.rglob("*") if not path.is_dir()] == []

@@ -1,0 +1,1 @@
+"""Tests of the whole, most of them on the real engine."""
