@@ -11,9 +11,10 @@ from pathlib import Path
 from moe_proxy.config import Settings
 from moe_proxy.errors import ConfigError, RouterMapError
 from moe_proxy.hardware import probe
+from moe_proxy.model.demo_source import Progress, demo_path, quiet
 from moe_proxy.model.gguf_header import GgufHeader, read_header
 from moe_proxy.model.layout import ModelLayout, layout_of
-from moe_proxy.model.planted import planted_path
+from moe_proxy.model.planted import PLANTED_NAME, planted_path
 from moe_proxy.planner import Plan, parse_budget, plan
 from moe_proxy.resources import data_path
 from moe_proxy.routing.router_map import RouterMap, check, load
@@ -46,10 +47,25 @@ class Served:
         return asked if asked is not None else min(self.header.context_length or _CONTEXT, _CONTEXT)
 
 
-def examine(settings: Settings) -> Served:
-    """Read the model and the map, and plan memory. Raises ModelFileError, RouterMapError, ConfigError."""
+def model_file(settings: Settings, progress: Progress = quiet) -> Path:
+    """The file to serve: the one that was named, or the demonstration model, made when it is not there yet.
+
+    The name of the planted model stands for that model where no file is called so. Raises ModelFileError.
+    """
+    if settings.model is None:
+        return demo_path(settings.cache_dir, progress=progress)
+    if settings.model == Path(PLANTED_NAME) and not settings.model.exists():
+        return planted_path(settings.cache_dir)
+    return settings.model
+
+
+def examine(settings: Settings, progress: Progress = quiet) -> Served:
+    """Read the model and the map, and plan memory; ``progress`` is told of a model that is being made.
+
+    Raises ModelFileError, RouterMapError, ConfigError.
+    """
     budget = parse_budget(settings.ram_budget) if settings.ram_budget else None
-    model = settings.model or planted_path(settings.cache_dir)
+    model = model_file(settings, progress)
     header = read_header(model)
     layout = layout_of(header)
     hardware = probe()

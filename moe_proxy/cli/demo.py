@@ -16,13 +16,12 @@ from rich.console import Console
 from rich.table import Table
 
 from moe_proxy.cli.client import get_json, paths_of
-from moe_proxy.cli.serve import engine_for_start, free_port, start_detached
+from moe_proxy.cli.serve import engine_for_start, examined, free_port, start_detached
 from moe_proxy.cli.units import percent_text
 from moe_proxy.config import load_settings
 from moe_proxy.engine.control import EngineControl
 from moe_proxy.errors import NotRunningError
 from moe_proxy.instance import RunningProxy, running_proxy
-from moe_proxy.served import examine
 
 # A budget below the whole, so that the pager has something to decide.
 _RAM_BUDGET = "40%"
@@ -56,7 +55,7 @@ def demo() -> None:
     settings = load_settings({"port": free_port(), "ram_budget": _RAM_BUDGET})
     console = Console()
     progress = Console(stderr=True)
-    examine(settings)
+    examined(settings, progress)
     paths = paths_of(settings)
     paths.prepare()
     server = engine_for_start(settings, None, progress)
