@@ -1,4 +1,4 @@
-"""Owns the upcycled model: SmolLM2's frozen blocks, and routed experts beside the later feed-forward networks.
+"""Owns the upcycled model: SmolLM2's frozen blocks, with routed experts beside the later ones.
 
 A MoE block adds to the frozen feed-forward network ``F`` (the shared expert of llama.cpp's ``deepseek``):
 
@@ -69,7 +69,7 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding over neighbouring pairs, as in GGUF files of llama. ``x``: (batch, heads, time, width)."""
+    """Rotary embedding over neighbouring pairs, as in llama GGUFs. ``x``: (batch, heads, time, width)."""
     even, odd = x.float()[..., 0::2], x.float()[..., 1::2]
     pairs = torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1)
     return pairs.flatten(-2).to(x.dtype)
