@@ -26,6 +26,8 @@ from moe_proxy.instance import RunningProxy, running_proxy
 # A budget below the whole, so that the pager has something to decide.
 _RAM_BUDGET = "40%"
 _TOKENS = 48
+_HOT_SHOWN = 4
+_ANSWER_SHOWN = 160
 _PROMPTS = (
     ("openai", "Write a Python function that sorts a list of numbers."),
     ("openai", "Solve the equation 3 x + 7 = 22 and prove that the solution is unique."),
@@ -45,6 +47,7 @@ class _Row:
     prior: str
     hit_before: str
     hit_after: str
+    hot: str
     tokens_per_s: float
     answer: str
 
@@ -72,7 +75,8 @@ def demo() -> None:
     console.print(_table(rows))
     console.print(
         "hits before: share of this prompt's expert picks that were resident when it arrived;"
-        " hits after: the same picks against what the pager had made resident by its end.",
+        " hits after: the same picks against what the pager had made resident by its end;"
+        " hot experts: the most picked ones of the middle MoE layer.",
         style="dim",
     )
 
@@ -91,6 +95,7 @@ async def _ask(proxy: RunningProxy, socket: Any, api: str, prompt: str) -> _Row:
         prior=request["prior"] or "-",
         hit_before=_share(usage, before),
         hit_after=_share(usage, after),
+        hot=_hot(usage),
         tokens_per_s=tokens_per_s,
         answer=answer,
     )
@@ -104,6 +109,14 @@ def _share(usage: Mapping[str, Any], residency: Mapping[str, Any]) -> str:
         picks += sum(counts)
         hits += sum(count for expert, count in enumerate(counts) if expert in resident)
     return percent_text(hits, picks)
+
+
+def _hot(usage: Mapping[str, Any]) -> str:
+    """The most picked experts of the middle MoE layer, most picked first."""
+    layers = sorted(usage["layers"], key=int)
+    counts = usage["layers"][layers[len(layers) // 2]]
+    ranked = sorted(range(len(counts)), key=lambda expert: -counts[expert])
+    return " ".join(str(expert) for expert in ranked[:_HOT_SHOWN])
 
 
 def _complete(proxy: RunningProxy, api: str, prompt: str) -> tuple[str, str, float]:
@@ -133,7 +146,17 @@ def _post(proxy: RunningProxy, path: str, body: Mapping[str, object]) -> dict[st
 
 def _table(rows: list[_Row]) -> Table:
     table = Table()
-    for column in ("prompt", "API", "domain", "prior", "hits before", "hits after", "tokens/s", "answer"):
+    for column in (
+        "prompt",
+        "API",
+        "domain",
+        "prior",
+        "hits before",
+        "hits after",
+        "hot experts",
+        "tokens/s",
+        "answer",
+    ):
         table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(
@@ -143,7 +166,8 @@ def _table(rows: list[_Row]) -> Table:
             row.prior,
             row.hit_before,
             row.hit_after,
+            row.hot,
             f"{row.tokens_per_s:.0f}",
-            row.answer[:60],
+            row.answer[:_ANSWER_SHOWN],
         )
     return table

@@ -103,8 +103,8 @@ def _coverage(measured: dict[str, Any]) -> list[str]:
         f"## Coverage of the hottest {slots} of {measured['experts']['count']} experts",
         "",
         "Chosen on every other held-out document of a domain, judged on the documents between: the share of"
-        " picks that they cover, beside LRU and LFU caches of the same size that replay those documents token by"
-        " token, from empty.",
+        " picks that they cover, beside LRU and LFU caches of the same size that replay those documents token"
+        " by token, from empty.",
         "",
         "| domain | top | LRU | LFU |",
         "|---|---|---|---|",
@@ -161,9 +161,9 @@ def write_report(results: Path, docs: Path) -> list[str]:
             for what, bar, figure, met in bars
         ),
         "",
-        "Perplexity and routing are from the training code in single precision, on the shipped weights and text"
-        " that was never trained on; the dense twin is the wheel's own model, measured alike. Windows of 1,024 tokens"
-        " that do not overlap.",
+        "Perplexity and routing are from the training code in single precision, on the shipped weights and"
+        " text that was never trained on; the dense twin is the wheel's own model, measured alike. Windows of"
+        " 1,024 tokens that do not overlap.",
         "",
         "![Routing by domain](pictures/demo-routing.png)",
         "",

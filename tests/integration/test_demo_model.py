@@ -49,7 +49,7 @@ def test_llama_server_agrees_with_the_training_code(engine: EngineBuild, half_mo
     """On five prompts the first 32 greedy tokens are those of the training code, pager on."""
     greedy = json.loads(MEASURED.read_text())["greedy"]
     assert [len(one["tokens"]) for one in greedy] == [32] * 5
-    with engine_process(engine.server, half_model, MOE_PAGER="1") as socket:
+    with engine_process(engine.server, half_model, "--threads", "1", MOE_PAGER="1") as socket:
         for one in greedy:
             prompt = (
                 f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\n{one['prompt']}<|im_end|>\n"
@@ -62,7 +62,7 @@ def test_llama_server_agrees_with_the_training_code(engine: EngineBuild, half_mo
 @pytest.fixture(scope="module")
 def served(engine: EngineBuild, demo_model: Path) -> Iterator[Path]:
     """The shipped model in the engine; its socket."""
-    with engine_process(engine.server, demo_model, MOE_PAGER="1") as socket:
+    with engine_process(engine.server, demo_model, "--threads", "1", MOE_PAGER="1") as socket:
         yield socket
 
 
