@@ -30,7 +30,7 @@ _HOT_SHOWN = 4
 _ANSWER_SHOWN = 160
 _PROMPTS = (
     ("openai", "Write a Python function that sorts a list of numbers."),
-    ("openai", "Solve the equation 3 x + 7 = 22 and prove that the solution is unique."),
+    ("openai", "Explain the Pythagorean theorem and prove it for a right triangle."),
     ("openai", "如何在 Linux 服务器上安装和配置 Docker 容器？"),
     ("openai", "Write a short story about an old lighthouse and the sea."),
     ("ollama", "Translate to German: the weather is nice today."),
