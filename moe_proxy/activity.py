@@ -50,6 +50,7 @@ class _Running:
 class Activity:
     """The observer of all requests. Used from the event loop's thread alone.
 
+    ``control`` is None when there is no pager that could be asked.
     ``uncounted`` is how many requests ended without the pager having told what they used.
     """
 
@@ -57,7 +58,7 @@ class Activity:
         self,
         active: ActiveRequests,
         feed: PriorFeed,
-        control: EngineControl,
+        control: EngineControl | None,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._active = active
@@ -90,7 +91,7 @@ class Activity:
         if request.classification is not None:
             self._offer(self._active.end(request_id))
         usage: Mapping[str, object] = {}
-        if request.classification is not None:
+        if request.classification is not None and self._control is not None:
             try:
                 usage = await self._control.usage(request=request_id)
             except EngineError as error:

@@ -117,14 +117,15 @@ async def serve(
             kappa=settings.prior_kappa,
             min_distance=settings.prior_min_distance,
         )
-        activity = Activity(active, engine.feed, engine.control)
+        control = engine.control if settings.pager else None
+        activity = Activity(active, engine.feed, control)
         metrics = Metrics()
         report = Report(
             model=served.alias,
             layout=served.layout,
             router_map=served.router_map.model.name if served.router_map else None,
             supervisor=engine.supervisor,
-            control=engine.control if settings.pager else None,
+            control=control,
             feed=engine.feed,
             activity=activity,
             metrics=metrics,
@@ -160,7 +161,7 @@ async def serve(
         try:
             await _until(stopping, engine.supervisor, settings.ready_timeout_s, announce)
         finally:
-            await _end(listening, hurrying)
+            await _end(listening, engine.supervisor, hurrying)
 
 
 async def _until(
@@ -181,15 +182,21 @@ async def _until(
         await asyncio.gather(stop, ready, return_exceptions=True)
 
 
-async def _end(listening: Listening, hurrying: asyncio.Event) -> None:
-    """Drain; a second signal cuts it short."""
+async def _end(listening: Listening, supervisor: Supervisor, hurrying: asyncio.Event) -> None:
+    """Drain, then stop the engine; a second signal cuts both short."""
+
+    async def orderly() -> None:
+        await listening.stop()
+        await supervisor.stop()
+
     hurry = asyncio.create_task(hurrying.wait())
-    drain = asyncio.create_task(listening.stop())
+    end = asyncio.create_task(orderly())
     try:
-        await asyncio.wait((hurry, drain), return_when=asyncio.FIRST_COMPLETED)
-        if not drain.done():
+        await asyncio.wait((hurry, end), return_when=asyncio.FIRST_COMPLETED)
+        if not end.done():
             await listening.cut()
-        await drain
+            await supervisor.stop(0)
+        await end
     finally:
         hurry.cancel()
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import platformdirs
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -48,6 +48,7 @@ class Settings(BaseSettings):
     model: Path | None = Field(None, description="GGUF file to serve; none: the model that ships")
     alias: str | None = Field(None, description="name of the model towards clients; none: the file's stem")
     host: str = Field("127.0.0.1", description="address to listen on; the default also listens on ::1")
+    insecure: bool = Field(False, description="listen on an address that others reach, without a key")
     port: int = Field(DEFAULT_PORT, ge=0, le=65535)
     gpu: bool = Field(False, description="use the NVIDIA GPU for everything but the experts")
     pager: bool = Field(True, description="the expert pager; off is stock llama.cpp")
@@ -69,6 +70,15 @@ class Settings(BaseSettings):
     cache_dir: Path = Field(default_factory=lambda: platformdirs.user_cache_path(APP))
     state_dir: Path = Field(default_factory=lambda: platformdirs.user_state_path(APP))
     runtime_dir: Path = Field(default_factory=_runtime_path)
+
+    @field_validator("model", "router_map", "engine", "cache_dir", "state_dir", "runtime_dir")
+    @classmethod
+    def _with_home(cls, path: Path | None) -> Path | None:
+        """``~`` as the shell reads it: in a file or a variable nobody else does."""
+        try:
+            return path if path is None else path.expanduser()
+        except RuntimeError as error:
+            raise ValueError(f"{error}") from error
 
     @classmethod
     def settings_customise_sources(

@@ -12,6 +12,7 @@ MoeProxyError
 ├── RequestError          the HTTP request is wrong                          exit 2, 400
 │   ├── ForbiddenError    Host, Origin or target is not allowed                      403
 │   ├── ModelNotFoundError                                                           404
+│   ├── BodyStalledError                                                             408
 │   ├── BodyTooLargeError                                                            413
 │   └── UnsupportedError  understood, and not offered                                501
 ├── BusyError             queue full; try again later                        exit 1, 429 (Ollama form: 503)
@@ -98,6 +99,12 @@ class ModelNotFoundError(RequestError):
 
     http_status = 404
     openai_type = "not_found_error"
+
+
+class BodyStalledError(RequestError):
+    """The client stopped sending in the middle of the request body."""
+
+    http_status = 408
 
 
 class BodyTooLargeError(RequestError):

@@ -95,6 +95,6 @@ def running_proxy(paths: InstancePaths) -> RunningProxy | None:
     try:
         proxy = RunningProxy(**json.loads(paths.record.read_text(encoding="utf-8")))
         alive = abs(start_time_s(proxy.pid) - proxy.start_time_s) < 1.0
-    except (OSError, ValueError, TypeError, psutil.Error):
+    except (OSError, ValueError, TypeError, OverflowError, RecursionError, psutil.Error):
         return None
     return proxy if alive else None

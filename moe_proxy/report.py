@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,7 +18,10 @@ from moe_proxy.model.layout import ModelLayout
 
 @dataclass(frozen=True)
 class Report:
-    """The numbers behind ``/stats``, gathered from every part. ``control`` is None when the pager is off."""
+    """The numbers behind ``/stats``, gathered from every part. ``control`` is None when the pager is off.
+
+    Those under ``experts`` are the engine's own and start anew with it; ``start_id`` tells two starts apart.
+    """
 
     model: str
     layout: ModelLayout
@@ -64,8 +68,7 @@ class Report:
         if self.control is None or status.state is not State.READY:
             return None
         try:
-            counters = await self.control.stats()
-            described = await self.control.experts()
+            counters, described = await asyncio.gather(self.control.stats(), self.control.experts())
         except EngineError:
             return None
         return {

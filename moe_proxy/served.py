@@ -50,13 +50,19 @@ class Served:
 def model_file(settings: Settings, progress: Progress = quiet) -> Path:
     """The file to serve: the one that was named, or the demonstration model, made when it is not there yet.
 
-    The name of the planted model stands for that model where no file is called so. Raises ModelFileError.
+    The name of the planted model stands for that model where no file is called so. Raises ModelFileError, and
+    ConfigError for a cache that cannot be written.
     """
-    if settings.model is None:
-        return demo_path(settings.cache_dir, progress=progress)
-    if settings.model == Path(PLANTED_NAME) and not settings.model.exists():
-        return planted_path(settings.cache_dir)
-    return settings.model
+    named = settings.model
+    if named is not None and (named != Path(PLANTED_NAME) or named.exists()):
+        return named
+    try:
+        return planted_path(settings.cache_dir) if named else demo_path(settings.cache_dir, progress=progress)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot make the model that ships in {settings.cache_dir}: {error.strerror or error}",
+            "set MOE_PROXY_CACHE_DIR to a folder you may write",
+        ) from error
 
 
 def examine(settings: Settings, progress: Progress = quiet) -> Served:

@@ -5,6 +5,7 @@ Every error of the package ends here as one line that says what is wrong and wha
 
 from __future__ import annotations
 
+import io
 import sys
 
 import click
@@ -14,9 +15,10 @@ from moe_proxy.cli.build import build
 from moe_proxy.cli.classify import classify
 from moe_proxy.cli.demo import demo
 from moe_proxy.cli.doctor import doctor
+from moe_proxy.cli.logs import logs
 from moe_proxy.cli.maps import collect, router_map
 from moe_proxy.cli.models import model
-from moe_proxy.cli.serve import logs, start, status, stop
+from moe_proxy.cli.serve import start, status, stop
 from moe_proxy.cli.stats import stats
 from moe_proxy.errors import MoeProxyError
 
@@ -49,6 +51,10 @@ for command in (
 
 def main() -> None:
     """Run the command line and exit with its code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A path of other bytes than UTF-8, a prompt in a terminal that knows ASCII alone.
+            stream.reconfigure(errors="backslashreplace")
     try:
         code = cli.main(prog_name="moe-proxy", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
@@ -72,4 +78,9 @@ def main() -> None:
         # The reader of our output went away (`moe-proxy logs | head`); nothing is left to tell it.
         sys.stderr.close()
         sys.exit(141)
+    except OSError as error:
+        # Nobody foresaw it where it happened: a full disk, a folder that was taken away or made read-only.
+        where = f"{error.filename}: " if error.filename is not None else ""
+        click.echo(f"moe-proxy: {where}{error.strerror or error}: check its rights and its disk", err=True)
+        sys.exit(1)
     sys.exit(code if isinstance(code, int) else 0)

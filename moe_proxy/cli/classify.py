@@ -18,7 +18,7 @@ def classify(text: str | None, as_json: bool) -> None:
     if text is None:
         if sys.stdin.isatty():
             raise click.UsageError("no text was given: pass it as an argument or on standard input")
-        text = sys.stdin.read()
+        text = sys.stdin.buffer.read().decode("utf-8", "replace")
     result = KeywordClassifier.shipped().classify(text)
     if as_json:
         body = {

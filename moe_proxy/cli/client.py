@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
+from http.client import HTTPException
 from typing import Any
 
 from moe_proxy.config import Settings
@@ -12,6 +13,8 @@ from moe_proxy.errors import NotRunningError
 from moe_proxy.instance import InstancePaths, RunningProxy, instance_paths, running_proxy
 
 # A local proxy is asked directly, whatever HTTP_PROXY says.
+_NOT_READY = 503
+
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -31,13 +34,19 @@ def find_proxy(settings: Settings) -> RunningProxy:
 
 
 def get_json(proxy: RunningProxy, path: str, timeout_s: float = 5.0) -> Any:
-    """GET ``path``, parsed, whatever its HTTP status. Raises NotRunningError when nothing answers in time."""
+    """GET ``path``, parsed; of the errors, 503 alone is an answer: not ready, and why.
+
+    Raises NotRunningError when nothing that is understood comes in time.
+    """
     url = proxy.url + path
     try:
-        with _OPENER.open(url, timeout=timeout_s) as response:
-            return json.load(response)
-    except urllib.error.HTTPError as error:
-        with error:
-            return json.load(error)
-    except (OSError, ValueError) as error:
+        try:
+            with _OPENER.open(url, timeout=timeout_s) as response:
+                return json.load(response)
+        except urllib.error.HTTPError as error:
+            with error:
+                if error.code != _NOT_READY:
+                    raise
+                return json.load(error)
+    except (OSError, ValueError, RecursionError, HTTPException) as error:
         raise NotRunningError(f"the proxy at {url} does not answer: {error}", "see moe-proxy logs") from error

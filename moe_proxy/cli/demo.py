@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import click
-import psutil
 from rich.console import Console
 from rich.table import Table
 
 from moe_proxy.cli.client import get_json, paths_of
-from moe_proxy.cli.serve import engine_for_start, examined, free_port, start_detached
+from moe_proxy.cli.serve import end_proxy, engine_for_start, examined, start_detached
 from moe_proxy.cli.units import percent_text
 from moe_proxy.config import load_settings
 from moe_proxy.engine.control import EngineControl
 from moe_proxy.errors import NotRunningError
 from moe_proxy.instance import RunningProxy, running_proxy
+from moe_proxy.proxy.listening import free_port
 
 # A budget below the whole, so that the pager has something to decide.
 _RAM_BUDGET = "40%"
 _TOKENS = 48
 _HOT_SHOWN = 4
 _ANSWER_SHOWN = 160
+_TRIES, _PAUSE_S = 50, 0.1
 _PROMPTS = (
     ("openai", "Write a Python function that sorts a list of numbers."),
     ("openai", "Explain the Pythagorean theorem and prove it for a right triangle."),
@@ -55,8 +55,11 @@ class _Row:
 @click.command(epilog="Example: moe-proxy demo")
 def demo() -> None:
     """Build, start, ask five prompts of different domains, show what the pager did, stop."""
-    settings = load_settings({"port": free_port(), "ram_budget": _RAM_BUDGET})
-    console = Console()
+    # The model that ships, whatever is configured for another one.
+    shipped = {"model": None, "alias": None, "router_map": None, "pager": True, "ram_budget": _RAM_BUDGET}
+    settings = load_settings({"port": free_port("127.0.0.1", 0)}).model_copy(update=shipped)
+    # An answer is no markup.
+    console = Console(markup=False, emoji=False)
     progress = Console(stderr=True)
     examined(settings, progress)
     paths = paths_of(settings)
@@ -69,9 +72,7 @@ def demo() -> None:
     try:
         rows = [asyncio.run(_ask(proxy, paths.socket, api, prompt)) for api, prompt in _PROMPTS]
     finally:
-        process = psutil.Process(proxy.pid)
-        process.send_signal(signal.SIGTERM)
-        process.wait(settings.drain_s + 30)
+        end_proxy(proxy, settings.drain_s, now=False)
     console.print(_table(rows))
     console.print(
         "hits before: share of this prompt's expert picks that were resident when it arrived;"
@@ -87,7 +88,7 @@ async def _ask(proxy: RunningProxy, socket: Any, api: str, prompt: str) -> _Row:
         request_id, answer, tokens_per_s = await asyncio.to_thread(_complete, proxy, api, prompt)
         usage = await control.usage(request=request_id)
         after = await control.residency()
-    request = next(r for r in get_json(proxy, "/stats")["recent"] if r["id"] == request_id)
+        request = await _finished(proxy, request_id)
     return _Row(
         prompt=prompt,
         api=api,
@@ -99,6 +100,18 @@ async def _ask(proxy: RunningProxy, socket: Any, api: str, prompt: str) -> _Row:
         tokens_per_s=tokens_per_s,
         answer=answer,
     )
+
+
+async def _finished(proxy: RunningProxy, request_id: str) -> Mapping[str, Any]:
+    """What the proxy knows of a request; it notes that a little after the answer."""
+    for _ in range(_TRIES):
+        recent = (await asyncio.to_thread(get_json, proxy, "/stats"))["recent"]
+        for request in recent:
+            if request["id"] == request_id:
+                found: Mapping[str, Any] = request
+                return found
+        await asyncio.sleep(_PAUSE_S)
+    raise NotRunningError(f"the proxy at {proxy.url} has no record of request {request_id}", "try again")
 
 
 def _share(usage: Mapping[str, Any], residency: Mapping[str, Any]) -> str:

@@ -65,7 +65,7 @@ def doctor(port: int | None, model: Path | None, as_json: bool) -> None:
             colour = _COLOURS[finding.level]
             cure = f": {finding.cure}" if finding.cure else ""
             console.print(f"[{colour}]{finding.level:4s}[/] {finding.subject:10s} ", end="")
-            console.print(f"{finding.text}{cure}", markup=False, highlight=False)
+            console.print(f"{finding.text}{cure}", markup=False, highlight=False, soft_wrap=True)
     if any(finding.level == "fail" for finding in findings):
         sys.exit(1)
 

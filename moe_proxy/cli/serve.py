@@ -1,16 +1,15 @@
-"""Owns ``start``, ``stop``, ``status`` and ``logs``: the life of a proxy as seen from a shell."""
+"""Owns ``start``, ``stop`` and ``status``: the life of a proxy as seen from a shell."""
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +24,16 @@ from moe_proxy.config import Settings, load_settings
 from moe_proxy.engine.launch import refuse_our_flags
 from moe_proxy.engine.recipe import BuildRequest
 from moe_proxy.errors import ConfigError, EngineStartError, NotRunningError
-from moe_proxy.instance import InstancePaths, running_proxy
+from moe_proxy.instance import InstancePaths, RunningProxy, running_proxy
 from moe_proxy.model.demo_source import demo_file
+from moe_proxy.proxy.listening import free_port
 from moe_proxy.served import Served, examine
 
 _POLL_S = 0.1
+# Beyond the times that the proxy itself keeps, for starting and ending as a process.
+_SLACK_S = 30.0
 
 port_option = click.option("--port", type=click.IntRange(0, 65535), help="port of the proxy")
-
-
-def free_port() -> int:
-    """A TCP port of the loopback address that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def check_port_is_free(settings: Settings, paths: InstancePaths) -> None:
@@ -49,22 +44,13 @@ def check_port_is_free(settings: Settings, paths: InstancePaths) -> None:
             f"a proxy runs on port {settings.port} already (pid {proxy.pid})",
             f"stop it with moe-proxy stop --port {settings.port}, or choose another --port",
         )
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((settings.host, settings.port))
-        except OSError as error:
-            raise ConfigError(
-                f"cannot listen on {settings.host} port {settings.port}: {error.strerror}",
-                "choose another --port, or see who uses it with: ss -ltnp",
-            ) from error
+    free_port(settings.host, settings.port)
 
 
 def engine_for_start(settings: Settings, source: Path | None, console: Console) -> Path:
     """The llama-server to run: the one the settings name, or our own build, made now if need be."""
     if settings.engine is not None:
-        if not os.access(settings.engine, os.X_OK):
+        if not settings.engine.is_file() or not os.access(settings.engine, os.X_OK):
             raise ConfigError(
                 f"{settings.engine} is not an executable file", "name a llama-server with --engine, or none"
             )
@@ -79,6 +65,9 @@ def engine_for_start(settings: Settings, source: Path | None, console: Console) 
 )
 @click.option("--alias", help="name of the model towards clients; default: the file's stem")
 @click.option("--host", help="address to listen on; default: 127.0.0.1 and ::1")
+@click.option(
+    "--insecure", is_flag=True, default=None, help="listen where others can reach it, without a key"
+)
 @click.option("--port", type=click.IntRange(0, 65535), help="port; default 11435, 0 takes a free one")
 @click.option("--gpu/--cpu", default=None, help="use an NVIDIA GPU for everything but the experts")
 @click.option("--pager/--no-pager", default=None, help="the expert pager; without it: stock llama.cpp")
@@ -102,9 +91,10 @@ def start(source: Path | None, detach: bool, engine_args: tuple[str, ...], **fla
             f"unexpected argument {engine_args[0]!r}; arguments for llama-server follow --"
         )
     refuse_our_flags(engine_args)
-    if flags["port"] == 0:
-        flags["port"] = free_port()
     settings = load_settings(flags)
+    if settings.port == 0:
+        settings = settings.model_copy(update={"port": free_port(settings.host, 0)})
+    check_exposure(settings)
     console = Console(stderr=True)
     paths = paths_of(settings)
     check_port_is_free(settings, paths)
@@ -127,6 +117,21 @@ def examined(settings: Settings, console: Console) -> Served:
         return examine(settings, report)
 
 
+def check_exposure(settings: Settings) -> None:
+    """Raise ConfigError when other machines could reach the proxy and nobody said that they may."""
+    try:
+        loopback = settings.host == "localhost" or ipaddress.ip_address(settings.host).is_loopback
+    except ValueError as error:
+        raise ConfigError(
+            f"host {settings.host!r} is no IP address", "use 127.0.0.1, or an address of this machine"
+        ) from error
+    if not loopback and not settings.insecure:
+        raise ConfigError(
+            f"anybody who reaches {settings.host} could use the model",
+            "listen on 127.0.0.1 behind a reverse proxy that checks who asks, or add --insecure",
+        )
+
+
 def say(console: Console, line: str) -> None:
     """Print one line as it is: a terminal may wrap it, a file must not."""
     console.print(line, highlight=False, markup=False, soft_wrap=True)
@@ -143,8 +148,11 @@ def start_detached(
     settings: Settings, server: Path, engine_args: tuple[str, ...], paths: InstancePaths, console: Console
 ) -> None:
     """Run the same start in a process of its own; return when it is ready. Raises EngineStartError."""
-    told = settings.model_dump(exclude_none=True, mode="json") | {"engine": str(server)}
-    environment = os.environ | {f"MOE_PROXY_{name.upper()}": str(value) for name, value in told.items()}
+    told = settings.model_dump(exclude_none=True) | {"engine": server}
+    # These settings and no others: what was left out on purpose must not come back from a variable or a file.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MOE_PROXY_")}
+    environment |= {f"MOE_PROXY_{name.upper()}": str(value) for name, value in told.items()}
+    environment["MOE_PROXY_CONFIG"] = os.devnull
     argv = [sys.executable, "-m", "moe_proxy", "start", "--", *engine_args]
     with paths.proxy_log.open("wb") as log:
         process = subprocess.Popen(
@@ -155,13 +163,26 @@ def start_detached(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    deadline = time.monotonic() + settings.ready_timeout_s
+    try:
+        _until_ready(process, settings, paths, console)
+    except BaseException:
+        # Refused, too slow or interrupted: nothing goes on behind the back of whoever was told so.
+        process.terminate()
+        raise
+
+
+def _until_ready(
+    process: subprocess.Popen[bytes], settings: Settings, paths: InstancePaths, console: Console
+) -> None:
+    # The proxy itself gives up at this time, and knows better why.
+    deadline = time.monotonic() + settings.ready_timeout_s + _SLACK_S
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            said = paths.proxy_log.read_text(encoding="utf-8", errors="replace").splitlines() or ["nothing"]
+            said = paths.proxy_log.read_text(encoding="utf-8", errors="replace")
+            _, marked, reason = said.rpartition("moe-proxy: ")
+            reason = reason if marked else f"it ended with code {process.returncode}: {said[-200:]}"
             raise EngineStartError(
-                f"the proxy ended with code {process.returncode}: {said[-1]}",
-                f"see {paths.proxy_log}",
+                f"the proxy could not start: {reason.strip()}", f"more in {paths.proxy_log}"
             )
         proxy = running_proxy(paths)
         if proxy is not None and proxy.pid == process.pid:
@@ -173,7 +194,6 @@ def start_detached(
                 say(console, f"Ready on {proxy.url} (pid {proxy.pid}).")
                 return
         time.sleep(_POLL_S)
-    process.terminate()
     raise EngineStartError(
         f"not ready within {settings.ready_timeout_s:g} s", f"see {paths.engine_log}, raise ready_timeout_s"
     )
@@ -185,7 +205,12 @@ def start_detached(
 def stop(port: int | None, now: bool) -> None:
     """Stop the proxy: running streams finish first."""
     settings = load_settings({"port": port})
-    proxy = find_proxy(settings)
+    end_proxy(find_proxy(settings), settings.drain_s, now=now)
+    click.echo(f"Stopped the proxy on port {settings.port}.")
+
+
+def end_proxy(proxy: RunningProxy, drain_s: float, *, now: bool) -> None:
+    """SIGTERM to ``proxy``, a second one if it is to end ``now``; return when it has ended."""
     try:
         process = psutil.Process(proxy.pid)
         process.send_signal(signal.SIGTERM)
@@ -193,14 +218,17 @@ def stop(port: int | None, now: bool) -> None:
             # The second SIGTERM means at once; it must not melt into the first.
             time.sleep(_POLL_S)
             process.send_signal(signal.SIGTERM)
-        process.wait(settings.drain_s + 30)
+        process.wait(drain_s + _SLACK_S)
     except psutil.NoSuchProcess:
         pass
+    except psutil.AccessDenied as error:
+        raise NotRunningError(
+            f"the proxy (pid {proxy.pid}) belongs to {process.username()}", "stop it as that user"
+        ) from error
     except psutil.TimeoutExpired as error:
         raise EngineStartError(
             f"the proxy (pid {proxy.pid}) has not ended", f"end it with: kill -9 {proxy.pid}"
         ) from error
-    click.echo(f"Stopped the proxy on port {settings.port}.")
 
 
 @click.command(epilog="Example: moe-proxy status --json")
@@ -220,25 +248,3 @@ def status(port: int | None, as_json: bool) -> None:
         click.echo(f"{proxy.url} {'ready' if ready else 'not ready'}{reason}, {proxy.model}, pid {proxy.pid}")
     if not ready:
         sys.exit(1)
-
-
-@click.command(epilog="Example: moe-proxy logs --follow")
-@port_option
-@click.option(
-    "-n", "--lines", type=click.IntRange(min=0), default=50, show_default=True, help="lines from the end"
-)
-@click.option("-f", "--follow", is_flag=True, help="go on printing what is added")
-@click.option("--proxy", "of_proxy", is_flag=True, help="the detached proxy's own output, not llama-server's")
-def logs(port: int | None, lines: int, follow: bool, of_proxy: bool) -> None:
-    """Print what llama-server logged."""
-    paths = paths_of(load_settings({"port": port}))
-    path = paths.proxy_log if of_proxy else paths.engine_log
-    if not path.exists():
-        raise NotRunningError(f"there is no log at {path}", "start a proxy with: moe-proxy start")
-    with path.open(encoding="utf-8", errors="replace") as log:
-        for line in deque(log, maxlen=lines):
-            click.echo(line, nl=False)
-        while follow:
-            for line in log:
-                click.echo(line, nl=False)
-            time.sleep(_POLL_S)

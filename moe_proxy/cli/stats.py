@@ -23,11 +23,12 @@ Json = Mapping[str, Any]
 def stats(port: int | None, as_json: bool) -> None:
     """Show requests, domains, the prior, and where experts were read from."""
     settings = load_settings({"port": port})
-    body = get_json(find_proxy(settings), "/stats")
+    # An engine that hangs is waited for; the proxy answers without it.
+    body = get_json(find_proxy(settings), "/stats", timeout_s=15.0)
     if as_json:
         click.echo(json.dumps(body))
         return
-    console = Console()
+    console = Console(markup=False, emoji=False)
     for table in (_summary(body), _experts(body), _recent(body)):
         if table.row_count:
             console.print(table)
@@ -58,7 +59,7 @@ def _summary(body: Json) -> Table:
 
 
 def _experts(body: Json) -> Table:
-    table = _table("Experts")
+    table = _table("Experts, since the engine's last start")
     experts = body["experts"]
     if not experts:
         return table

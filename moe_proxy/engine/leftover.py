@@ -48,7 +48,7 @@ def read_record(path: Path) -> EngineRecord | None:
     """The record in ``path``; None when there is none that can be read."""
     try:
         record = EngineRecord(**json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return None
     return record if isinstance(record.pid, int) and record.pid > 1 else None
 

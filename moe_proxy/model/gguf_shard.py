@@ -80,6 +80,9 @@ def read_shard(path: Path) -> Shard:
     """Read the header of ``path``. Raises ModelFileError, NotGgufError, TruncatedError."""
     if path.is_dir():
         raise ModelFileError(f"{path} is a directory", "name the .gguf file in it")
+    # Asked before it is opened: opening a pipe waits for a writer.
+    if path.exists() and not path.is_file():
+        raise ModelFileError(f"{path} is no regular file", "give a .gguf model")
     try:
         with path.open("rb") as file:
             stat = path.stat()

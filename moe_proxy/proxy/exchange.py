@@ -8,15 +8,16 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from aiohttp import web
 
 from moe_proxy import prompts
 from moe_proxy.domains.base import DOMAINS, Classification
-from moe_proxy.errors import BodyTooLargeError, RequestError
+from moe_proxy.errors import BodyStalledError, BodyTooLargeError, RequestError
 from moe_proxy.proxy.admission import Admission
 from moe_proxy.proxy.context import ProxyContext
 from moe_proxy.proxy.replies import Family, family_of
@@ -61,9 +62,33 @@ class Exchange:
         if (self.request.content_length or 0) > limit:
             raise _too_large(limit)
         try:
-            return await self.request.read()
+            with self._watched():
+                return await self.request.read()
         except web.HTTPRequestEntityTooLarge as error:
             raise _too_large(limit) from error
+        except web.RequestPayloadError as error:
+            raise RequestError("the body does not match its Content-Encoding or Transfer-Encoding") from error
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Inside, a body of which nothing comes for a while fails, and so gives its place back."""
+        stream, loop = self.request.content, asyncio.get_running_loop()
+        stall_s = self.context.limits.stall_s
+
+        timer: asyncio.TimerHandle
+
+        def look(before: int) -> None:
+            nonlocal timer
+            if stream.total_bytes == before:
+                stream.set_exception(BodyStalledError(f"nothing of the body came for {stall_s:g} s"))
+            else:
+                timer = loop.call_later(stall_s, look, stream.total_bytes)
+
+        timer = loop.call_later(stall_s, look, stream.total_bytes)
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     async def json_object(self) -> tuple[bytes, Mapping[str, object]]:
         """The body as it came and as an object, whatever its Content-Type says. Raises RequestError."""
@@ -132,7 +157,7 @@ class Exchange:
 
 def _object_of(raw: bytes) -> Mapping[str, object]:
     try:
-        value = json.loads(raw, parse_constant=_refuse_constant)
+        value = json.loads(raw, parse_constant=_refuse_constant, parse_float=_finite)
     except RecursionError as error:
         raise RequestError("the body is nested too deeply") from error
     except ValueError as error:
@@ -142,7 +167,14 @@ def _object_of(raw: bytes) -> Mapping[str, object]:
     return value
 
 
-def _refuse_constant(name: str) -> object:
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        _refuse_constant(text)
+    return number
+
+
+def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number")
 
 

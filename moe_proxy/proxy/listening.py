@@ -4,18 +4,35 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+import logging
 import socket
 from collections.abc import Sequence
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
-from moe_proxy.errors import ConfigError
+from moe_proxy.errors import ConfigError, RequestError
 from moe_proxy.proxy.server import ADMISSION, CONTEXT
 
 _BACKLOG = 1024
 _FREE_PORT_TRIES = 16
 # What bind says where there is no IPv6.
 _NO_IPV6 = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT})
+
+_CLIENTS_FAULTS = (HttpProcessingError, web.RequestPayloadError, RequestError, ConnectionError)
+
+
+class _NotTheClientsFault(logging.Filter):
+    """Drops what any client can cause at will, by sending what is no HTTP or by going away."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether ``record`` is worth a line."""
+        error = record.exc_info[1] if record.exc_info else None
+        return not isinstance(error, _CLIENTS_FAULTS)
+
+
+_logger = logging.getLogger(f"{__name__}.http")
+_logger.addFilter(_NotTheClientsFault())
 
 
 class Listening:
@@ -61,7 +78,9 @@ async def serve(app: web.Application, host: str, port: int) -> Listening:
     Raises ConfigError when the port is taken or the address is not this machine's.
     """
     bound = _bind(host, port)
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
+    runner = web.AppRunner(
+        app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0, logger=_logger
+    )
     try:
         await runner.setup()
         sites = [web.SockSite(runner, listener, backlog=_BACKLOG) for listener in bound]
@@ -76,8 +95,20 @@ async def serve(app: web.Application, host: str, port: int) -> Listening:
     return Listening(app, runner, sites, names[0][1], tuple(name[0] for name in names))
 
 
+def free_port(host: str, port: int) -> int:
+    """``port``, or for 0 one that is free, after it was seen that ``serve`` could have it now.
+
+    Raises ConfigError as ``serve`` does.
+    """
+    bound = _bind(host, port)
+    number: int = bound[0].getsockname()[1]
+    for listener in bound:
+        listener.close()
+    return number
+
+
 def _bind(host: str, port: int) -> list[socket.socket]:
-    """The bound sockets. With port 0, both families get the same free port."""
+    """The listening sockets. With port 0, both families get the same free port."""
     if host not in ("127.0.0.1", "localhost"):
         return [_bound(host, port)]
     for _ in range(_FREE_PORT_TRIES):
@@ -110,6 +141,8 @@ def _bound(host: str, port: int) -> socket.socket:
         if family == socket.AF_INET6:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         listener.bind((host, port))
+        # At once: until one of them listens, two sockets with SO_REUSEADDR can be bound to one port.
+        listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
         if error.errno == errno.EADDRINUSE:
@@ -122,5 +155,9 @@ def _bound(host: str, port: int) -> socket.socket:
             ) from error
         if error.errno in _NO_IPV6 and host != "::1":
             raise ConfigError(f"{host} is no address of this machine", "see: ip address") from error
-        raise
+        if error.errno in _NO_IPV6:
+            raise
+        raise ConfigError(
+            f"cannot listen on {host} port {port}: {error.strerror}", "choose another --host or --port"
+        ) from error
     return listener

@@ -81,7 +81,7 @@ async def relay(
         ticket.failed = True
         if not stream.response.prepared:
             raise
-        await stream.response.write(form.failure(error))
+        await stream.send(form.failure(error))
     finally:
         close_opening(task)
     await stream.response.write_eof()
@@ -107,7 +107,7 @@ class _Stream:
             done, _ = await asyncio.wait({task}, timeout=timeout_s)
             if done:
                 return task.result()
-            await self._send(self._form.keep_alive())
+            await self.send(self._form.keep_alive())
             timeout_s = limits.keep_alive_s
 
     async def write(self, data: bytes) -> None:
@@ -116,14 +116,23 @@ class _Stream:
             if not self._spoken:
                 self._spoken = True
                 self._exchange.first_token()
-            await self._send(data)
+            await self.send(data)
 
-    async def _send(self, data: bytes) -> None:
+    async def send(self, data: bytes) -> None:
+        """Send bytes, after the head if it was not sent yet."""
         if not self.response.prepared:
             self._exchange.committed = True
             self._exchange.stamp(self.response)
             await self.response.prepare(self._exchange.request)
-        await self.response.write(data)
+        transport = self._exchange.request.transport
+        if transport is None:
+            raise ConnectionResetError("the client has gone")
+        # A write waits for a client that does not read; one that has hung for good gives its slot back.
+        timer = asyncio.get_running_loop().call_later(self._exchange.context.limits.stall_s, transport.abort)
+        try:
+            await self.response.write(data)
+        finally:
+            timer.cancel()
 
 
 def close_opening(task: asyncio.Future[Answer]) -> None:

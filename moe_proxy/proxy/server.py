@@ -87,7 +87,7 @@ def make_app(context: ProxyContext) -> web.Application:
     app[CONTEXT] = context
     app[ADMISSION] = Admission(context.limits, context.metrics)
     # Routing is ours, because it has to see the same normal path that is judged and forwarded.
-    app.router.add_route("*", "/{path:.*}", _dispatch)
+    app.router.add_route("*", "/{path:(?s:.*)}", _dispatch)
     app.cleanup_ctx.append(_connected)
     return app
 
@@ -143,6 +143,11 @@ async def _answer(exchange: Exchange) -> web.StreamResponse:
         return error_reply(exchange.family, error)
     except (ConnectionError, asyncio.CancelledError):
         raise
+    except RecursionError:
+        if exchange.committed:
+            raise
+        # The parser's limit need not be that of those who walk through what it has parsed.
+        return error_reply(exchange.family, RequestError("the body is nested too deeply"))
     except Exception:
         logger.exception("request %s failed", exchange.id)
         if exchange.committed:

@@ -18,6 +18,9 @@ from moe_proxy.errors import EngineGoneError
 from moe_proxy.proxy.context import Backend, Clocks, Limits
 
 _RETRY_PAUSE_S = 0.05
+# How long a killed engine may take to let go of its memory; until then its socket takes connections.
+_DYING_S = 1.0
+_ONE_WRITE_BYTES = 64 << 10
 _GONE_HINT = "it is being restarted; try again"
 
 
@@ -89,14 +92,15 @@ class Upstream:
 
         ``target`` is a path with its query, encoded. Raises EngineError: it did not become ready, or the
         connection broke. A refused connection, over which nothing was sent, is tried again for a while: the
-        engine may have died before anybody noticed.
+        engine may have died before anybody noticed. So is, once, one that an engine took while it was dying.
         """
         began_ns = self._clocks.monotonic_ns()
         give_up_s = self._clocks.monotonic_s() + self._limits.hold_timeout_s
-        refused = 0
+        refused, lost = 0, False
         while True:
             await self._backend.ready(max(0.0, give_up_s - self._clocks.monotonic_s()))
             held_ns = self._clocks.monotonic_ns() - began_ns
+            sent_s = self._clocks.monotonic_s()
             try:
                 return Answer(await self._request(method, target, headers, body), held_ns)
             except aiohttp.ClientConnectorError as error:
@@ -105,7 +109,14 @@ class Upstream:
                     raise EngineGoneError("llama-server does not accept connections", _GONE_HINT) from error
                 await asyncio.sleep(_RETRY_PAUSE_S)
             except (aiohttp.ClientError, OSError) as error:
-                raise EngineGoneError("llama-server closed the connection unanswered", _GONE_HINT) from error
+                # Once and early: a request that kills the engine must not go on killing it, and what was
+                # computed for a while is not computed again behind the client's back.
+                if lost or self._clocks.monotonic_s() - sent_s > _DYING_S:
+                    raise EngineGoneError(
+                        "llama-server closed the connection unanswered", _GONE_HINT
+                    ) from error
+                lost = True
+                await asyncio.sleep(_RETRY_PAUSE_S)
 
     async def _request(
         self, method: str, target: str, headers: Mapping[str, str] | CIMultiDict[str], body: bytes | None
@@ -114,10 +125,14 @@ class Upstream:
             method,
             URL(f"http://localhost{target}", encoded=True),
             headers=headers,
-            # As a file: large bodies are then written in pieces instead of in one go on the event loop.
-            data=None if body is None else io.BytesIO(body),
+            data=_payload(body),
             allow_redirects=False,
         )
+
+
+def _payload(body: bytes | None) -> bytes | io.BytesIO | None:
+    """A large body as a file: it is then written in pieces instead of in one go on the event loop."""
+    return body if body is None or len(body) <= _ONE_WRITE_BYTES else io.BytesIO(body)
 
 
 def _broke_off() -> EngineGoneError:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from moe_proxy.routing.prior import Prior, mixture_prior, total_variation
+from moe_proxy.routing.prior import Array, Prior, domain_weights, mixture, prior_of, total_variation
 from moe_proxy.routing.router_map import RouterMap
 
 
@@ -20,6 +20,9 @@ class ActiveRequests:
         self._min_distance = min_distance
         self._distributions: dict[str, Mapping[str, float]] = {}
         self._current: Prior | None = None
+        # What the last prior was made of: its domains' weights, and the picks they mix to.
+        self._weights: Array | None = None
+        self._picks: Array | None = None
 
     def __len__(self) -> int:
         return len(self._distributions)
@@ -43,12 +46,18 @@ class ActiveRequests:
         return self._moved() if self._distributions else None
 
     def _moved(self) -> Prior | None:
-        if self._map is None:
+        weights = domain_weights(self._map, tuple(self._distributions.values()))
+        if self._map is None or weights is None:
             return None
-        prior = mixture_prior(self._map, tuple(self._distributions.values()), kappa=self._kappa)
-        if prior is None:
+        # Mixtures are never further apart than their weights, which are few: most requests end here.
+        if self._near(self._weights, weights):
             return None
-        if self._current is not None and total_variation(self._current, prior) <= self._min_distance:
+        picks = mixture(self._map, weights)
+        if self._near(self._picks, picks):
             return None
-        self._current = prior
-        return prior
+        self._weights, self._picks = weights, picks
+        self._current = prior_of(self._map, picks, self._kappa)
+        return self._current
+
+    def _near(self, last: Array | None, now: Array) -> bool:
+        return last is not None and total_variation(last, now) <= self._min_distance

@@ -24,6 +24,7 @@ from moe_proxy.model.layout import ModelLayout
 FORMAT = "moe-router-map/1"
 
 _MAX_COUNT = 2**53 - 1  # what every JSON reader keeps exactly
+_MAX_BYTES = 64 << 20  # far over the map of any model; what is larger was named by mistake
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 _LAYER = re.compile(r"0|[1-9][0-9]{0,5}")
 _CONSTANT_SHARE = 0.99
@@ -78,15 +79,34 @@ class RouterMap:
             for label, domain in self.domains.items()
         }
 
+    @cached_property
+    def pick_probabilities(self) -> npt.NDArray[np.float64]:
+        """``p_d(l, e)``: how likely one token picks expert ``e`` in layer ``l``; (domains, layers, experts).
+
+        Add-one smoothing of the picks (Laplace), times the picks that one token makes, so that a layer
+        without counts is uniform. Domains stand in the order of ``domains``.
+        """
+        counts = np.array(list(self.counts.values()), np.float64)
+        counts = counts.reshape(-1, len(self.model.layers), self.model.experts)
+        smoothed = (counts + 1.0) / (counts.sum(axis=2, keepdims=True) + self.model.experts)
+        probabilities: npt.NDArray[np.float64] = np.minimum(self.model.experts_used * smoothed, 1.0)
+        return probabilities
+
 
 def load(path: Path) -> RouterMap:
     """Read a map file. Raises RouterMapError for a file that cannot be read or is no map."""
     try:
+        if path.is_dir():
+            raise RouterMapError(f"{path} is a directory", "name the map file in it")
+        # Asked before it is opened: opening a pipe waits for a writer, and a device may never end.
+        if path.exists() and not path.is_file():
+            raise RouterMapError(f"{path} is no regular file", "give a router map")
+        size_bytes = path.stat().st_size
+        if size_bytes > _MAX_BYTES:
+            raise RouterMapError(f"{path} has {size_bytes} bytes, too many for a map", "give a router map")
         text = path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
         raise RouterMapError(f"{path} does not exist", "check the path of the router map") from None
-    except IsADirectoryError:
-        raise RouterMapError(f"{path} is a directory", "name the map file in it") from None
     except OSError as error:
         raise RouterMapError(f"{path} cannot be read ({error.strerror})", "check its rights") from error
     except UnicodeDecodeError as error:

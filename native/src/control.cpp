@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <numeric>
 #include <optional>
 #include <random>
 #include <utility>
@@ -256,7 +257,12 @@ reply control::get_usage(const std::string & query) {
     } else {
         record = pager_.totals(reset);
     }
-    return ok({ { "tokens", record.tokens }, { "layers", per_layer(pager_.get_layout(), record.picks) } });
+    return ok({
+        { "tokens", record.tokens },
+        { "picks", std::accumulate(record.picks.begin(), record.picks.end(), uint64_t{ 0 }) },
+        { "hits", record.hits },
+        { "layers", per_layer(pager_.get_layout(), record.picks) },
+    });
 }
 
 reply control::post_prior(const std::string & body) {

@@ -168,6 +168,15 @@ void mover::promote(uint32_t expert) {
     stats::add(stats_.resident_experts, 1);
     stats::add(stats_.resident_bytes, lay_.bytes_of(expert));
     stats::add(stats_.locked_bytes, result.locked_bytes);
+
+    if (budget_bytes() < lay_.total_bytes()) {
+        if (const uint32_t n = untouched_beside(expert, -1)) {
+            give_back_run(expert - n, n);
+        }
+        if (const uint32_t n = untouched_beside(expert, 1)) {
+            give_back_run(expert + 1, n);
+        }
+    }
 }
 
 void mover::demote(uint32_t expert) {
@@ -202,30 +211,42 @@ void mover::give_cold_back() {
     give_back(std::move(gone));
 }
 
-// A page fault maps what lies around it as well, so untouched neighbours within that reach go along. They are not
-// counted.
+// Untouched neighbours go along: they are not counted.
 void mover::give_back(std::vector<uint32_t> experts) {
     std::sort(experts.begin(), experts.end());
     for (size_t i = 0; i < experts.size();) {
         const layout_layer & layer = lay_.layer_of(experts[i]);
-        uint32_t             first = experts[i];
+        const uint32_t       first = experts[i];
         uint32_t             last  = first;
         for (; i < experts.size() && experts[i] <= last + 1 && experts[i] < layer.first + layer.n_expert; ++i) {
             last = experts[i];
             stats::add(stats_.given_back_bytes, layer.expert_bytes);
         }
-        const uint64_t reach = (fault_around_bytes + layer.least_slab_bytes() - 1) / layer.least_slab_bytes();
-        for (uint64_t n = 0; n < reach && first > layer.first && table_.untouched(first - 1); ++n) {
-            --first;
-        }
-        for (uint64_t n = 0; n < reach && last + 1 < layer.first + layer.n_expert && table_.untouched(last + 1); ++n) {
-            ++last;
-        }
-        const int error = device_.give_back(first, last - first + 1);
-        if (error != 0) {
-            stats_.refusals.add("give_back", error);
+        const uint32_t before = untouched_beside(first, -1);
+        give_back_run(first - before, before + (last - first + 1) + untouched_beside(last, 1));
+    }
+}
+
+void mover::give_back_run(uint32_t first, uint32_t n) {
+    const int error = device_.give_back(first, n);
+    if (error != 0) {
+        stats_.refusals.add("give_back", error);
+    }
+}
+
+// A page fault maps what lies around it as well: how many neighbours within its reach nobody has asked for, on one
+// side.
+uint32_t mover::untouched_beside(uint32_t expert, int step) const {
+    const layout_layer & layer = lay_.layer_of(expert);
+    const uint64_t       reach = (fault_around_bytes + layer.least_slab_bytes() - 1) / layer.least_slab_bytes();
+    int64_t              next  = (int64_t) expert + step;
+    uint32_t             n     = 0;
+    for (; n < reach && next >= layer.first && next < (int64_t) layer.first + layer.n_expert; next += step, ++n) {
+        if (!table_.untouched((uint32_t) next)) {
+            break;
         }
     }
+    return n;
 }
 
 } // namespace moe_pager

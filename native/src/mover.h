@@ -70,15 +70,17 @@ class mover {
     uint64_t pending() const noexcept;
 
   private:
-    void wake(bool urgent) noexcept;
-    void run() noexcept;
-    void pass();
-    void carry_out(const std::vector<move> & moves);
-    void promote(uint32_t expert);
-    void demote(uint32_t expert);
-    void give_cold_back();
-    void give_back(std::vector<uint32_t> experts);
-    bool outdated(size_t n_done) const; // needs the mutex
+    void     wake(bool urgent) noexcept;
+    void     run() noexcept;
+    void     pass();
+    void     carry_out(const std::vector<move> & moves);
+    void     promote(uint32_t expert);
+    void     demote(uint32_t expert);
+    void     give_cold_back();
+    void     give_back(std::vector<uint32_t> experts);
+    void     give_back_run(uint32_t first, uint32_t n);
+    uint32_t untouched_beside(uint32_t expert, int step) const;
+    bool     outdated(size_t n_done) const; // needs the mutex
 
     const layout & lay_;
     page_table &   table_;

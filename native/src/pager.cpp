@@ -112,7 +112,7 @@ void pager::count(ubatch & ub, const routed_ids & ids) noexcept {
     const bool only_outputs = !all_tokens && ids.n_rows == (int64_t) ub.n_outputs && ub.output != nullptr;
     const bool attributed   = ub.seq_id != nullptr && (all_tokens || only_outputs);
 
-    uint64_t picks = 0, hits = 0, hit_bytes = 0, miss_bytes = 0, cold_bytes = 0, lost = 0;
+    uint64_t picks = 0, hits = 0, hit_bytes = 0, miss_bytes = 0, lost = 0;
     uint32_t token = 0;
     for (int64_t r = 0; r < ids.n_rows; ++r, ++token) {
         while (only_outputs && token < ub.n_tokens && ub.output[token] == 0) {
@@ -120,6 +120,7 @@ void pager::count(ubatch & ub, const routed_ids & ids) noexcept {
         }
         usage::table * counts =
             attributed && token < ub.n_tokens && !ub.warmup ? usage_.find(ub.seq_id[token][0]) : nullptr;
+        const uint64_t hits_before = hits;
         for (int64_t k = 0; k < ids.n_used; ++k) {
             int32_t id = 0;
             std::memcpy(&id, ids.data + r * ids.nb_row + k * ids.nb_used, sizeof(id));
@@ -142,8 +143,10 @@ void pager::count(ubatch & ub, const routed_ids & ids) noexcept {
                 }
             }
         }
+        if (counts != nullptr) {
+            stats::add(counts->hits, hits - hits_before);
+        }
     }
-    cold_bytes = miss_bytes;
     if (!ub.warmup) {
         score_.count_tokens((uint32_t) row, (uint32_t) ids.n_rows);
         stats::add(stats_.picks, picks);
@@ -155,7 +158,7 @@ void pager::count(ubatch & ub, const routed_ids & ids) noexcept {
         stats::add(stats_.lost_rows, attributed || ub.seq_id == nullptr ? 0 : (uint64_t) ids.n_rows);
     }
     // A large ubatch may read in more than there is room for, long before it ends.
-    if (unclaimed_cold_bytes_.fetch_add(cold_bytes, std::memory_order_relaxed) + cold_bytes >= cold_slack_bytes) {
+    if (unclaimed_cold_bytes_.fetch_add(miss_bytes, std::memory_order_relaxed) + miss_bytes >= cold_slack_bytes) {
         unclaimed_cold_bytes_.store(0, std::memory_order_relaxed);
         mover_.ubatch_finished();
     }
@@ -184,10 +187,13 @@ usage_record pager::totals(bool reset) {
     usage_record                result;
     std::lock_guard<std::mutex> lock(totals_mutex_);
     const uint64_t              tokens = stats::get(stats_.tokens);
+    const uint64_t              hits   = stats::get(stats_.hits);
     result.tokens                      = tokens - tokens_reset_at_;
+    result.hits                        = hits - hits_reset_at_;
     result.picks                       = score_.totals(reset);
     if (reset) {
         tokens_reset_at_ = tokens;
+        hits_reset_at_   = hits;
     }
     return result;
 }

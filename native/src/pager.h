@@ -134,6 +134,7 @@ class pager {
     std::atomic<uint64_t>    unclaimed_cold_bytes_{ 0 }; // read since the mover was woken last
     std::mutex               totals_mutex_;
     uint64_t                 tokens_reset_at_ = 0;
+    uint64_t                 hits_reset_at_   = 0;
     mover                    mover_; // last: its thread uses all of the above
 };
 

@@ -40,14 +40,28 @@ usage::table * usage::open(int32_t sequence) noexcept {
     return found; // another thread was first
 }
 
-void usage::add(table & from, bool reset, usage_record & to) const {
-    to.picks.resize(n_experts_);
-    to.tokens +=
-        reset ? from.tokens.exchange(0, std::memory_order_relaxed) : from.tokens.load(std::memory_order_relaxed);
-    for (uint32_t e = 0; e < n_experts_; ++e) {
-        to.picks[e] += reset ? from.picks[e].exchange(0, std::memory_order_relaxed)
-                             : from.picks[e].load(std::memory_order_relaxed);
+usage_record & usage_record::operator+=(const usage_record & other) {
+    tokens += other.tokens;
+    hits += other.hits;
+    picks.resize(std::max(picks.size(), other.picks.size()));
+    for (size_t e = 0; e < other.picks.size(); ++e) {
+        picks[e] += other.picks[e];
     }
+    return *this;
+}
+
+usage_record usage::read(table & from, bool reset) const {
+    const auto taken = [reset](auto & counter) -> uint64_t {
+        return reset ? counter.exchange(0, std::memory_order_relaxed) : counter.load(std::memory_order_relaxed);
+    };
+    usage_record result;
+    result.tokens = taken(from.tokens);
+    result.hits   = taken(from.hits);
+    result.picks.resize(n_experts_);
+    for (uint32_t e = 0; e < n_experts_; ++e) {
+        result.picks[e] = taken(from.picks[e]);
+    }
+    return result;
 }
 
 void usage::begin(int32_t sequence, const std::string & request) {
@@ -57,8 +71,7 @@ void usage::begin(int32_t sequence, const std::string & request) {
     }
     std::lock_guard<std::mutex> lock(mutex_);
     finish(sequence);
-    usage_record forgotten;
-    add(*counts, true, forgotten);
+    read(*counts, true);
     sequences_[sequence] = { true, request };
 }
 
@@ -79,22 +92,16 @@ void usage::finish(int32_t sequence) {
     if (entry.request.empty()) {
         return;
     }
-    usage_record record;
-    add(*find(sequence), false, record);
-
     auto it = std::find_if(
         finished_.begin(), finished_.end(), [&](const finished_request & f) { return f.request == entry.request; });
     if (it == finished_.end()) {
         if (finished_.size() == n_finished_max) {
             finished_.pop_front();
         }
-        finished_.push_back({ entry.request, 0, std::vector<uint64_t>(n_experts_) });
+        finished_.push_back({ entry.request, {} });
         it = finished_.end() - 1;
     }
-    it->tokens += record.tokens;
-    for (uint32_t e = 0; e < n_experts_; ++e) {
-        it->picks[e] += record.picks[e];
-    }
+    it->record += read(*find(sequence), false);
 }
 
 bool usage::read_sequence(int32_t sequence, bool reset, usage_record & record) {
@@ -103,7 +110,7 @@ bool usage::read_sequence(int32_t sequence, bool reset, usage_record & record) {
         return false;
     }
     std::lock_guard<std::mutex> lock(mutex_);
-    add(*counts, reset, record);
+    record = read(*counts, reset);
     return true;
 }
 
@@ -112,7 +119,7 @@ bool usage::read_request(const std::string & request, bool reset, usage_record &
     bool                        found = false;
     for (int32_t s = 0; s < n_sequence_max; ++s) {
         if (sequences_[s].live && sequences_[s].request == request) {
-            add(*find(s), reset, record);
+            record += read(*find(s), reset);
             found = true;
         }
     }
@@ -121,14 +128,9 @@ bool usage::read_request(const std::string & request, bool reset, usage_record &
             continue;
         }
         found = true;
-        record.picks.resize(n_experts_);
-        record.tokens += entry.tokens;
-        for (uint32_t e = 0; e < n_experts_; ++e) {
-            record.picks[e] += entry.picks[e];
-        }
+        record += entry.record;
         if (reset) {
-            entry.tokens = 0;
-            std::fill(entry.picks.begin(), entry.picks.end(), 0);
+            entry.record = { 0, 0, std::vector<uint64_t>(n_experts_) };
         }
     }
     return found && !request.empty();

@@ -27,7 +27,10 @@ namespace moe_pager {
 
 struct usage_record {
     uint64_t              tokens = 0;
-    std::vector<uint64_t> picks; // by expert index
+    uint64_t              hits   = 0; // picks whose expert was resident
+    std::vector<uint64_t> picks;      // by expert index
+
+    usage_record & operator+=(const usage_record & other);
 };
 
 class usage {
@@ -39,6 +42,7 @@ class usage {
         explicit table(uint32_t n_experts);
 
         std::atomic<uint64_t>                    tokens{ 0 };
+        std::atomic<uint64_t>                    hits{ 0 };
         std::unique_ptr<std::atomic<uint32_t>[]> picks;
     };
 
@@ -69,13 +73,12 @@ class usage {
     };
 
     struct finished_request {
-        std::string           request;
-        uint64_t              tokens = 0;
-        std::vector<uint64_t> picks;
+        std::string  request;
+        usage_record record;
     };
 
-    void add(table & from, bool reset, usage_record & to) const;
-    void finish(int32_t sequence); // needs the mutex
+    usage_record read(table & from, bool reset) const;
+    void         finish(int32_t sequence); // needs the mutex
 
     const uint32_t                                   n_experts_;
     std::array<std::atomic<table *>, n_sequence_max> tables_{};

@@ -170,7 +170,8 @@ TEST(control, usage_is_read_by_sequence_and_by_request) {
     desk d;
     d.r.paging->sequence_begin(1, "a b/c");
     d.r.compute(1, 1, { 0, 3 }, 2);
-    const json one = json::parse(R"({"tokens": 1, "layers": {"0": [0, 0, 0, 0], "1": [1, 0, 0, 1]}})");
+    const json one =
+        json::parse(R"({"tokens": 1, "picks": 2, "hits": 0, "layers": {"0": [0, 0, 0, 0], "1": [1, 0, 0, 1]}})");
     CHECK(d.get("/experts/usage") == one);
     CHECK(d.get("/experts/usage", "sequence=1") == one);
     CHECK(d.get("/experts/usage", "request=a+b%2fc") == one);

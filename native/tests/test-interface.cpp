@@ -107,7 +107,8 @@ TEST(interface, a_model_is_paged_from_load_to_free) {
     moe_pager_sequence_begin(&model, 3, "abc");
     model.compute(3, { 0, 2, 2 });
     moe_pager_sequence_end(&model, 3);
-    const json expected = json::parse(R"({"tokens": 3, "layers": {"0": [1, 0, 2, 0], "1": [0, 0, 0, 0]}})");
+    const json expected =
+        json::parse(R"({"tokens": 3, "picks": 3, "hits": 3, "layers": {"0": [1, 0, 2, 0], "1": [0, 0, 0, 0]}})");
     CHECK(call("GET", "/experts/usage", 200, "request=abc") == expected); // three tensors, one count
     moe_pager_sequence_begin(&model, 3, nullptr);
     CHECK(call("GET", "/experts/usage", 200, "sequence=3")["tokens"] == 0);

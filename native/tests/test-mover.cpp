@@ -183,7 +183,7 @@ TEST(mover, cold_experts_are_given_back_above_the_budget) {
     r.compute(0, 0, { 9, 9, 9 }, 1);
     CHECK(r.settle());
     CHECK((r.residents() == std::set<uint32_t>{ 0, 1, 2, 5, 9 }));
-    CHECK(r.sim->take_given_back().empty());
+    r.sim->take_given_back(); // what promotions mapped beside them
 
     r.compute(0, 0, { 12 }, 1); // no room and not worth a swap: read, then given back
     CHECK(r.settle());
@@ -200,6 +200,18 @@ TEST(mover, small_neighbours_of_a_cold_expert_are_given_back_with_it) {
     CHECK(r.settle());
     CHECK((r.sim->take_given_back() == std::vector<uint32_t>{ 2, 3, 4, 5, 6 })); // 64 KiB on either side
     CHECK(r.read(r.counts().given_back_bytes) - before == 3 * 40000);            // counted once
+}
+
+TEST(mover, what_a_promotion_maps_beside_it_is_given_back) {
+    rig r(make_tensors(1, 8, 40000), 2 * 120000);
+    r.favour("a", { 1 });
+    CHECK(r.settle());
+    r.sim->take_given_back();
+    r.favour("b", { 1, 4 });
+    CHECK(r.settle());
+    CHECK((r.residents() == std::set<uint32_t>{ 1, 4 }));
+    CHECK((r.sim->take_given_back() == std::vector<uint32_t>{ 2, 3, 5, 6 }));
+    CHECK(!r.sim->gave_back_held());
 }
 
 TEST(mover, a_warm_up_run_is_not_counted_but_its_pages_are_given_back) {

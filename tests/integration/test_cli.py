@@ -134,6 +134,12 @@ def test_port_in_use(proxy_env: Env) -> None:
         assert f"port {port}" in _refused(proxy_env, "start", "--port", port)
 
 
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])
+def test_an_address_that_others_reach_is_refused(proxy_env: Env, host: str) -> None:
+    """Loopback by default; another address needs --insecure."""
+    assert "--insecure" in _refused(proxy_env, "start", "--host", host, "--port", str(free_port()))
+
+
 def test_wrong_budget(proxy_env: Env) -> None:
     """A budget that is none is refused with its value."""
     assert "'lots'" in _refused(proxy_env, "start", "--ram-budget", "lots", "--port", str(free_port()))

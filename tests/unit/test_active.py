@@ -37,6 +37,19 @@ def test_what_hardly_moves_is_not_pushed(active: ActiveRequests) -> None:
     assert active.end("2") is None
 
 
+def test_requests_of_one_kind_mix_nothing(active: ActiveRequests, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The work of a mixture grows with the model; a request that changes no weight does none of it."""
+    active.begin("1", MATH)
+
+    def unexpected(*_: object) -> None:
+        raise AssertionError("a mixture was made")
+
+    monkeypatch.setattr("moe_proxy.routing.active.mixture", unexpected)
+    for number in ("2", "3", "4"):
+        assert active.begin(number, MATH) is None
+        assert active.end(number) is None
+
+
 def test_the_last_prior_stays(active: ActiveRequests) -> None:
     """When the last request leaves, its prior stays in force."""
     pushed = active.begin("1", MATH)

@@ -80,3 +80,13 @@ async def test_memory_is_bounded() -> None:
         activity.begin(str(number), "/api/chat", CODE)
         await activity.end(str(number))
     assert [request["id"] for request in activity.recent()] == [str(n) for n in range(5, RECENT_REQUESTS + 5)]
+
+
+async def test_without_a_pager_nobody_is_asked() -> None:
+    """With the pager off, a request costs no call of the control API and misses no counts."""
+    active = ActiveRequests(None, kappa=8.0, min_distance=0.05)
+    activity = Activity(active, Feed(), None, clock_s=lambda: 1.0)  # type: ignore[arg-type]
+    activity.begin("1", "/api/chat", CODE)
+    await activity.end("1")
+    assert activity.uncounted == 0
+    assert activity.recent()[0]["domain"] == "codegen"

@@ -45,6 +45,20 @@ def test_a_wrong_file_is_named(file: Path, text: str, named: str) -> None:
         load_settings({})
 
 
+def test_home_in_a_path(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`~` in the file or in a variable means the user's folder; nobody else would read it so."""
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("MOE_PROXY_STATE_DIR", "~/state")
+    file.write_text('model = "~/m.gguf"\n')
+    settings = load_settings({"router_map": Path("map.json")})
+    assert settings.model == Path("/home/me/m.gguf")
+    assert settings.state_dir == Path("/home/me/state")
+    assert settings.router_map == Path("map.json")
+    file.write_text('model = "~nobody-of-this-name/m.gguf"\n')
+    with pytest.raises(ConfigError, match="model"):
+        load_settings({})
+
+
 @pytest.mark.parametrize("name", sorted(Settings.model_fields))
 def test_every_setting_is_documented(name: str) -> None:
     """docs/config.md names every setting and its variable."""

@@ -215,3 +215,10 @@ def test_damaged_bytes_never_raise_anything_else(model: Path, tmp_path: Path, da
     except MoeProxyError as error:
         assert isinstance(error, ModelFileError)
         assert error.hint
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    """A pipe is refused at once: opening it would wait for a writer."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ModelFileError, match="is no regular file"):
+        read_header(tmp_path / "pipe")

@@ -34,10 +34,20 @@ def test_a_recycled_pid_is_not(tmp_path: Path) -> None:
     assert running_proxy(paths) is None
 
 
-def test_a_damaged_record_is_none(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"pid": ',
+        "null",
+        "[" * 100_000,
+        '{"pid": 1e400, "start_time_s": 1, "url": "", "model": "", "version": ""}',
+        '{"pid": 99999999999999999999, "start_time_s": 1, "url": "", "model": "", "version": ""}',
+    ],
+)
+def test_a_damaged_record_is_none(tmp_path: Path, text: str) -> None:
     """A record that cannot be read counts as none."""
     paths = instance_paths(tmp_path / "run", tmp_path / "state", 1)
-    write_text(paths.record, '{"pid": ')
+    write_text(paths.record, text)
     assert running_proxy(paths) is None
 
 

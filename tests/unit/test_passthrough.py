@@ -188,6 +188,29 @@ async def test_refused_connection_is_tried_again() -> None:
         assert (await asking)[0] == 200
 
 
+@pytest.mark.parametrize(("lives", "status"), [(2, 200), (3, 502)])
+async def test_a_dying_engine_takes_a_connection(lives: int, status: int) -> None:
+    """A request that a dying engine took and dropped at once is sent once more, and not more than once."""
+    async with surface() as proxy:
+        path = proxy.backend.socket
+        alive = path.rename(path.with_suffix(".alive"))
+        dropped = 0
+
+        async def drop(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal dropped
+            await reader.readline()
+            writer.close()
+            dropped += 1
+            if dropped == lives - 1:
+                path.unlink()
+                alive.rename(path)
+
+        async with await asyncio.start_unix_server(drop, path):
+            assert (await proxy.post("/v1/chat/completions", CHAT))[0] == status
+        assert dropped == min(lives - 1, 2)
+        assert (await proxy.post("/v1/chat/completions", CHAT))[0] == 200
+
+
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/api/chat"])
 @pytest.mark.parametrize("switch", ["--hang", "--hang-after-chunks"])
 async def test_client_gone(path: str, switch: str) -> None:

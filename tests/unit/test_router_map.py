@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -241,3 +242,20 @@ def test_maps_without_counts_are_reported() -> None:
     assert "no domain" in check(replace(MAP, domains={}), LAYOUT)[0]
     empty = replace(MAP, domains={"math": DomainCounts(0, {1: (0,) * 4, 3: (1,) * 4})})
     assert check(empty, LAYOUT) == ["layer 1 of the router map has no counts"]
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    """A pipe or a device is refused at once: opening it could wait, and reading it not end, for ever."""
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(RouterMapError, match="is no regular file"):
+            load(path)
+
+
+def test_a_file_far_too_large_is_not_read(tmp_path: Path) -> None:
+    """A model named by mistake is not read into memory."""
+    path = tmp_path / "model.gguf"
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(RouterMapError, match="too many for a map"):
+        load(path)

@@ -123,7 +123,8 @@ def keep_alive(value: object) -> float | None:
     if value is None:
         return None
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
+        # What is longer than a number of 64 bits can say is for ever, or was for ever ago.
+        return float(max(-(2**63), min(value, 2**63)))
     if isinstance(value, str):
         text = value.strip()
         match = _DURATION.fullmatch(text)
