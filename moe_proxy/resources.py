@@ -8,7 +8,7 @@ _PACKAGE = Path(__file__).resolve().parent
 
 
 def data_path(name: str) -> Path:
-    """Path of shipped data: ``LLAMA_CPP_VERSION``, ``maps``, ``native`` or ``patches``.
+    """Path of shipped data: ``LLAMA_CPP_VERSION``, ``maps``, ``native``, ``patches`` or ``weights``.
 
     An installed wheel carries it inside the package, a checkout has it at its root.
     """

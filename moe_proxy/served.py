@@ -11,9 +11,10 @@ from pathlib import Path
 from moe_proxy.config import Settings
 from moe_proxy.errors import ConfigError, RouterMapError
 from moe_proxy.hardware import probe
+from moe_proxy.model.demo_source import Progress, demo_path, quiet
 from moe_proxy.model.gguf_header import GgufHeader, read_header
 from moe_proxy.model.layout import ModelLayout, layout_of
-from moe_proxy.model.planted import planted_path
+from moe_proxy.model.planted import PLANTED_NAME, planted_path
 from moe_proxy.planner import Plan, parse_budget, plan
 from moe_proxy.resources import data_path
 from moe_proxy.routing.router_map import RouterMap, check, load
@@ -46,10 +47,31 @@ class Served:
         return asked if asked is not None else min(self.header.context_length or _CONTEXT, _CONTEXT)
 
 
-def examine(settings: Settings) -> Served:
-    """Read the model and the map, and plan memory. Raises ModelFileError, RouterMapError, ConfigError."""
+def model_file(settings: Settings, progress: Progress = quiet) -> Path:
+    """The file to serve: the one that was named, or the demonstration model, made when it is not there yet.
+
+    The name of the planted model stands for that model where no file is called so. Raises ModelFileError, and
+    ConfigError for a cache that cannot be written.
+    """
+    named = settings.model
+    if named is not None and (named != Path(PLANTED_NAME) or named.exists()):
+        return named
+    try:
+        return planted_path(settings.cache_dir) if named else demo_path(settings.cache_dir, progress=progress)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot make the model that ships in {settings.cache_dir}: {error.strerror or error}",
+            "set MOE_PROXY_CACHE_DIR to a folder you may write",
+        ) from error
+
+
+def examine(settings: Settings, progress: Progress = quiet) -> Served:
+    """Read the model and the map, and plan memory; ``progress`` is told of a model that is being made.
+
+    Raises ModelFileError, RouterMapError, ConfigError.
+    """
     budget = parse_budget(settings.ram_budget) if settings.ram_budget else None
-    model = settings.model or _planted(settings.cache_dir)
+    model = model_file(settings, progress)
     header = read_header(model)
     layout = layout_of(header)
     hardware = probe()
@@ -65,16 +87,6 @@ def examine(settings: Settings) -> Served:
         router_map=router_map,
         notes=tuple(notes),
     )
-
-
-def _planted(cache_dir: Path) -> Path:
-    try:
-        return planted_path(cache_dir)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot make the model that ships in {cache_dir}: {error.strerror}",
-            "set MOE_PROXY_CACHE_DIR to a folder you may write",
-        ) from error
 
 
 def _router_map(settings: Settings, layout: ModelLayout) -> tuple[RouterMap | None, list[str]]:

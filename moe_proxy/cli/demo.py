@@ -14,22 +14,23 @@ from rich.console import Console
 from rich.table import Table
 
 from moe_proxy.cli.client import get_json, paths_of
-from moe_proxy.cli.serve import end_proxy, engine_for_start, start_detached
+from moe_proxy.cli.serve import end_proxy, engine_for_start, examined, start_detached
 from moe_proxy.cli.units import percent_text
 from moe_proxy.config import load_settings
 from moe_proxy.engine.control import EngineControl
 from moe_proxy.errors import NotRunningError
 from moe_proxy.instance import RunningProxy, running_proxy
 from moe_proxy.proxy.listening import free_port
-from moe_proxy.served import examine
 
 # A budget below the whole, so that the pager has something to decide.
 _RAM_BUDGET = "40%"
 _TOKENS = 48
+_HOT_SHOWN = 4
+_ANSWER_SHOWN = 160
 _TRIES, _PAUSE_S = 50, 0.1
 _PROMPTS = (
     ("openai", "Write a Python function that sorts a list of numbers."),
-    ("openai", "Solve the equation 3 x + 7 = 22 and prove that the solution is unique."),
+    ("openai", "Explain the Pythagorean theorem and prove it for a right triangle."),
     ("openai", "如何在 Linux 服务器上安装和配置 Docker 容器？"),
     ("openai", "Write a short story about an old lighthouse and the sea."),
     ("ollama", "Translate to German: the weather is nice today."),
@@ -46,6 +47,7 @@ class _Row:
     prior: str
     hit_before: str
     hit_after: str
+    hot: str
     tokens_per_s: float
     answer: str
 
@@ -59,7 +61,7 @@ def demo() -> None:
     # An answer is no markup.
     console = Console(markup=False, emoji=False)
     progress = Console(stderr=True)
-    examine(settings)
+    examined(settings, progress)
     paths = paths_of(settings)
     paths.prepare()
     server = engine_for_start(settings, None, progress)
@@ -74,7 +76,8 @@ def demo() -> None:
     console.print(_table(rows))
     console.print(
         "hits before: share of this prompt's expert picks that were resident when it arrived;"
-        " hits after: the same picks against what the pager had made resident by its end.",
+        " hits after: the same picks against what the pager had made resident by its end;"
+        " hot experts: the most picked ones of the middle MoE layer.",
         style="dim",
     )
 
@@ -93,6 +96,7 @@ async def _ask(proxy: RunningProxy, socket: Any, api: str, prompt: str) -> _Row:
         prior=request["prior"] or "-",
         hit_before=_share(usage, before),
         hit_after=_share(usage, after),
+        hot=_hot(usage),
         tokens_per_s=tokens_per_s,
         answer=answer,
     )
@@ -118,6 +122,14 @@ def _share(usage: Mapping[str, Any], residency: Mapping[str, Any]) -> str:
         picks += sum(counts)
         hits += sum(count for expert, count in enumerate(counts) if expert in resident)
     return percent_text(hits, picks)
+
+
+def _hot(usage: Mapping[str, Any]) -> str:
+    """The most picked experts of the middle MoE layer, most picked first."""
+    layers = sorted(usage["layers"], key=int)
+    counts = usage["layers"][layers[len(layers) // 2]]
+    ranked = sorted(range(len(counts)), key=lambda expert: -counts[expert])
+    return " ".join(str(expert) for expert in ranked[:_HOT_SHOWN])
 
 
 def _complete(proxy: RunningProxy, api: str, prompt: str) -> tuple[str, str, float]:
@@ -147,7 +159,17 @@ def _post(proxy: RunningProxy, path: str, body: Mapping[str, object]) -> dict[st
 
 def _table(rows: list[_Row]) -> Table:
     table = Table()
-    for column in ("prompt", "API", "domain", "prior", "hits before", "hits after", "tokens/s", "answer"):
+    for column in (
+        "prompt",
+        "API",
+        "domain",
+        "prior",
+        "hits before",
+        "hits after",
+        "hot experts",
+        "tokens/s",
+        "answer",
+    ):
         table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(
@@ -157,7 +179,8 @@ def _table(rows: list[_Row]) -> Table:
             row.prior,
             row.hit_before,
             row.hit_after,
+            row.hot,
             f"{row.tokens_per_s:.0f}",
-            row.answer[:60],
+            row.answer[:_ANSWER_SHOWN],
         )
     return table

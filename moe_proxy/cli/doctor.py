@@ -25,6 +25,7 @@ from moe_proxy.instance import running_proxy
 from moe_proxy.model.gguf_header import read_header
 from moe_proxy.model.layout import layout_of
 from moe_proxy.planner import parse_budget, plan
+from moe_proxy.served import model_file
 
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
@@ -117,7 +118,7 @@ def _model(settings: Settings, hardware: Hardware) -> list[Finding]:
     if settings.model is None:
         return []
     try:
-        layout = layout_of(read_header(settings.model))
+        layout = layout_of(read_header(model_file(settings)))
         budget = parse_budget(settings.ram_budget) if settings.ram_budget else None
         chosen = plan(layout, hardware, budget, gpu=settings.gpu)
     except MoeProxyError as error:

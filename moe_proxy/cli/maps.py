@@ -10,7 +10,7 @@ from rich.console import Console
 
 from moe_proxy.app import collect_map
 from moe_proxy.cli.build import progress_report
-from moe_proxy.cli.serve import engine_for_start
+from moe_proxy.cli.serve import engine_for_start, examined
 from moe_proxy.config import load_settings
 from moe_proxy.files import write_text
 from moe_proxy.instance import instance_paths
@@ -18,7 +18,6 @@ from moe_proxy.model.gguf_header import read_header
 from moe_proxy.model.layout import layout_of
 from moe_proxy.proxy.listening import free_port
 from moe_proxy.routing.router_map import check, dump, load
-from moe_proxy.served import examine
 
 
 @click.command(epilog="Example: moe-proxy collect --model qwen3-30b-a3b-q4_k_m.gguf --output qwen3.json")
@@ -37,7 +36,7 @@ def collect(model: Path | None, output: Path, tokens: int) -> None:
     """Make a router map: run the labelled prompts that ship through the engine and count experts."""
     settings = load_settings({"model": model, "port": free_port("127.0.0.1", 0)})
     console = Console(stderr=True)
-    served = examine(settings)
+    served = examined(settings, console)
     server = engine_for_start(settings, None, console)
     paths = instance_paths(settings.runtime_dir, settings.state_dir, settings.port)
     paths.prepare()

