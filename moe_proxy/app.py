@@ -20,7 +20,6 @@ import aiohttp
 from moe_proxy import __version__
 from moe_proxy.activity import Activity
 from moe_proxy.domains.base import DOMAINS
-from moe_proxy.domains.keywords import KeywordClassifier
 from moe_proxy.engine.control import EngineControl, PriorFeed
 from moe_proxy.engine.launch import LaunchInputs, launch_of
 from moe_proxy.engine.supervisor import EngineStatus, Launch, Supervisor, SupervisorLimits
@@ -134,7 +133,7 @@ async def serve(
             model=_card(served),
             observer=activity,
             stats=report.stats,
-            classifier=KeywordClassifier.shipped(),
+            classifier=served.classifier,
             domain_labels=frozenset(DOMAINS)
             | frozenset(served.router_map.domains if served.router_map else ()),
             limits=Limits(

@@ -24,6 +24,7 @@ from moe_proxy.errors import ConfigError
 
 APP = "moe-proxy"
 DEFAULT_PORT = 11435
+DEFAULT_CLASSIFIERS = "keyword,tfidf"
 
 
 def config_path() -> Path:
@@ -55,6 +56,17 @@ class Settings(BaseSettings):
     router_map: Path | None = Field(None, description="router map; none: the shipped map of this model")
     prior_kappa: float = Field(256.0, gt=0, description="weight of the prior, in tokens")
     prior_min_distance: float = Field(0.05, ge=0, le=1, description="total variation that is worth a push")
+    classifier: str = Field(
+        DEFAULT_CLASSIFIERS, description="classifiers to ask, in order: see docs/classifier.md"
+    )
+    keyword_threshold: float | None = Field(None, ge=0, le=1, description="confidence that stands alone")
+    tfidf_threshold: float | None = Field(None, ge=0, le=1, description="confidence that stands alone")
+    embedding_threshold: float | None = Field(None, ge=0, le=1, description="confidence that stands alone")
+    pooled_threshold: float | None = Field(None, ge=0, le=1, description="of all together; below: abstain")
+    tfidf_model: Path | None = Field(None, description="a retrained tfidf model; none: the shipped one")
+    embedding_model: str | None = Field(
+        None, description="folder or package of a sentence-transformers model"
+    )
     context_length: int | None = Field(
         None, ge=16, description="tokens of context; none: llama-server's choice"
     )
@@ -81,6 +93,17 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Flags, then environment, then file."""
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, config_path())
+
+    @property
+    def thresholds(self) -> Mapping[str, float]:
+        """Thresholds of the classifiers that were given, by name."""
+        given = {
+            "keyword": self.keyword_threshold,
+            "tfidf": self.tfidf_threshold,
+            "embedding": self.embedding_threshold,
+            "pooled": self.pooled_threshold,
+        }
+        return {name: value for name, value in given.items() if value is not None}
 
 
 def load_settings(flags: Mapping[str, Any]) -> Settings:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moe_proxy.config import Settings
+from moe_proxy.domains.base import Classifier
+from moe_proxy.domains.choice import classifier_of
 from moe_proxy.errors import ConfigError, RouterMapError
 from moe_proxy.hardware import probe
 from moe_proxy.model.gguf_header import GgufHeader, read_header
@@ -32,6 +34,7 @@ class Served:
     layout: ModelLayout
     plan: Plan
     router_map: RouterMap | None
+    classifier: Classifier
     notes: tuple[str, ...]
 
     @property
@@ -63,6 +66,7 @@ def examine(settings: Settings) -> Served:
         layout=layout,
         plan=plan(layout, hardware, budget, gpu=settings.gpu),
         router_map=router_map,
+        classifier=classifier_of(settings),
         notes=tuple(notes),
     )
 
