@@ -25,6 +25,7 @@ from moe_proxy.engine.launch import LaunchInputs, launch_of
 from moe_proxy.engine.supervisor import EngineStatus, Launch, Supervisor, SupervisorLimits
 from moe_proxy.errors import EngineError
 from moe_proxy.instance import InstancePaths, RunningProxy, start_time_s, write_record
+from moe_proxy.learning import Learning, learned_path
 from moe_proxy.metrics import Metrics
 from moe_proxy.proxy.context import Limits, ModelCard, ProxyContext, SecurityPolicy
 from moe_proxy.proxy.listening import Listening
@@ -34,6 +35,7 @@ from moe_proxy.proxy.server import make_app
 from moe_proxy.report import Report
 from moe_proxy.routing.active import ActiveRequests
 from moe_proxy.routing.collect import builtin_prompts, collect
+from moe_proxy.routing.learner import Learner
 from moe_proxy.routing.router_map import ModelKey, RouterMap
 from moe_proxy.served import Served
 
@@ -116,7 +118,14 @@ async def serve(
             kappa=settings.prior_kappa,
             min_distance=settings.prior_min_distance,
         )
-        activity = Activity(active, engine.feed, engine.control)
+        learning = None
+        if settings.pager and settings.learn:
+            key = ModelKey.of(served.layout)
+            learner = Learner(key, served.router_map, settings.learn_half_life_tokens)
+            learning = await stack.enter_async_context(
+                Learning(learner, active, learned_path(paths.state, key.fingerprint))
+            )
+        activity = Activity(active, engine.feed, engine.control, learn=learning.learn if learning else None)
         metrics = Metrics()
         report = Report(
             model=served.alias,
@@ -127,6 +136,7 @@ async def serve(
             feed=engine.feed,
             activity=activity,
             metrics=metrics,
+            learning=learning,
         )
         context = ProxyContext(
             backend=Backend(paths.socket, engine.supervisor),

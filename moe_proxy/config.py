@@ -56,6 +56,8 @@ class Settings(BaseSettings):
     router_map: Path | None = Field(None, description="router map; none: the shipped map of this model")
     prior_kappa: float = Field(256.0, gt=0, description="weight of the prior, in tokens")
     prior_min_distance: float = Field(0.05, ge=0, le=1, description="total variation that is worth a push")
+    learn: bool = Field(True, description="let the router map follow the traffic")
+    learn_half_life_tokens: float = Field(100_000, gt=0, description="of a domain's counts")
     classifier: str = Field(
         DEFAULT_CLASSIFIERS, description="classifiers to ask, in order: see docs/classifier.md"
     )

@@ -12,6 +12,7 @@ from moe_proxy.app import collect_map
 from moe_proxy.cli.build import progress_report
 from moe_proxy.cli.serve import engine_for_start, free_port
 from moe_proxy.config import load_settings
+from moe_proxy.errors import ConfigError
 from moe_proxy.files import write_text
 from moe_proxy.instance import instance_paths
 from moe_proxy.model.gguf_header import read_header
@@ -50,6 +51,23 @@ def collect(model: Path | None, output: Path, tokens: int) -> None:
 @click.group("map")
 def router_map() -> None:
     """Look at router maps."""
+
+
+@router_map.command("reset", epilog="Example: moe-proxy map reset")
+@click.option("--port", type=click.IntRange(0, 65535), help="port of the proxy whose map is meant")
+def reset_map(port: int | None) -> None:
+    """Forget what was learned from traffic; a running proxy forgets it too."""
+    settings = load_settings({"port": port})
+    state = instance_paths(settings.runtime_dir, settings.state_dir, settings.port).state
+    learned = sorted(state.glob("learned-*.json"))
+    for path in learned:
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be removed ({error.strerror})", "check its rights") from error
+        click.echo(f"Forgot {path}.")
+    if not learned:
+        click.echo(f"Nothing was learned on port {settings.port}.")
 
 
 @router_map.command(
