@@ -18,7 +18,9 @@ from moe_proxy.model.layout import ModelLayout, layout_of
 from moe_proxy.model.planted import planted_path
 from moe_proxy.planner import Plan, parse_budget, plan
 from moe_proxy.resources import data_path
-from moe_proxy.routing.router_map import RouterMap, check, load
+from moe_proxy.routing.foreign import load_any
+from moe_proxy.routing.map_facts import keep_top
+from moe_proxy.routing.router_map import ModelKey, RouterMap, check, load
 
 # Unless told otherwise: enough for a long conversation, small beside the experts of any model this is for.
 _CONTEXT = 16384
@@ -74,15 +76,20 @@ def examine(settings: Settings) -> Served:
 def _router_map(settings: Settings, layout: ModelLayout) -> tuple[RouterMap | None, list[str]]:
     """The map that was asked for, or the shipped one of this very model, with warnings about it."""
     if settings.router_map is not None:
-        asked = load(settings.router_map)
-        return asked, check(asked, layout)
+        asked = load_any(settings.router_map, ModelKey.of(layout))
+        return _cut(asked, settings), check(asked, layout)
     for path in sorted(data_path("maps").glob("*.json")):
         shipped = load(path)
         try:
-            return shipped, check(shipped, layout)
+            return _cut(shipped, settings), check(shipped, layout)
         except RouterMapError:
             continue
     note = (
         f"There is no router map for {layout.name}: the pager goes by its own counts until you collect one."
     )
     return None, [note]
+
+
+def _cut(router_map: RouterMap, settings: Settings) -> RouterMap:
+    """The map with each layer's busiest experts alone, when that was asked for."""
+    return keep_top(router_map, settings.router_top_k) if settings.router_top_k else router_map

@@ -81,8 +81,13 @@ class RouterMap:
 
 def load(path: Path) -> RouterMap:
     """Read a map file. Raises RouterMapError for a file that cannot be read or is no map."""
+    return parse(read(path), str(path))
+
+
+def read(path: Path) -> str:
+    """The text of a map file. Raises RouterMapError for a file that cannot be read."""
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        return path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
         raise RouterMapError(f"{path} does not exist", "check the path of the router map") from None
     except IsADirectoryError:
@@ -91,7 +96,6 @@ def load(path: Path) -> RouterMap:
         raise RouterMapError(f"{path} cannot be read ({error.strerror})", "check its rights") from error
     except UnicodeDecodeError as error:
         raise RouterMapError(f"{path} is not UTF-8 text (byte {error.start})", "give a router map") from None
-    return parse(text, str(path))
 
 
 def parse(text: str, source: str) -> RouterMap:
