@@ -51,6 +51,7 @@ class Activity:
     """The observer of all requests. Used from the event loop's thread alone.
 
     ``control`` is None when there is no pager that could be asked.
+    ``learn`` is given the distribution of each finished request and what the pager counted for it.
     ``uncounted`` is how many requests ended without the pager having told what they used.
     """
 
@@ -60,11 +61,13 @@ class Activity:
         feed: PriorFeed,
         control: EngineControl | None,
         clock_s: Callable[[], float] = time.monotonic,
+        learn: Callable[[Mapping[str, float], Mapping[str, object]], None] | None = None,
     ) -> None:
         self._active = active
         self._feed = feed
         self._control = control
         self._clock_s = clock_s
+        self._learn = learn
         self._running: dict[str, _Running] = {}
         self.finished: deque[FinishedRequest] = deque(maxlen=RECENT_REQUESTS)
         self.uncounted = 0
@@ -97,6 +100,9 @@ class Activity:
             except EngineError as error:
                 self.uncounted += 1
                 logger.debug("no usage of request %s: %s", request_id, error)
+            else:
+                if self._learn is not None:
+                    self._learn(request.classification.distribution, usage)
         self.finished.append(
             FinishedRequest(
                 id=request_id,

@@ -20,12 +20,12 @@ import aiohttp
 from moe_proxy import __version__
 from moe_proxy.activity import Activity
 from moe_proxy.domains.base import DOMAINS
-from moe_proxy.domains.keywords import KeywordClassifier
 from moe_proxy.engine.control import EngineControl, PriorFeed
 from moe_proxy.engine.launch import LaunchInputs, launch_of
 from moe_proxy.engine.supervisor import EngineStatus, Launch, Supervisor, SupervisorLimits
 from moe_proxy.errors import EngineError
 from moe_proxy.instance import InstancePaths, RunningProxy, start_time_s, write_record
+from moe_proxy.learning import Learning, learned_path
 from moe_proxy.metrics import Metrics
 from moe_proxy.proxy.context import Limits, ModelCard, ProxyContext, SecurityPolicy
 from moe_proxy.proxy.listening import Listening
@@ -35,6 +35,7 @@ from moe_proxy.proxy.server import make_app
 from moe_proxy.report import Report
 from moe_proxy.routing.active import ActiveRequests
 from moe_proxy.routing.collect import builtin_prompts, collect
+from moe_proxy.routing.learner import Learner
 from moe_proxy.routing.router_map import ModelKey, RouterMap
 from moe_proxy.served import Served
 
@@ -118,7 +119,14 @@ async def serve(
             min_distance=settings.prior_min_distance,
         )
         control = engine.control if settings.pager else None
-        activity = Activity(active, engine.feed, control)
+        learning = None
+        if settings.pager and settings.learn:
+            key = ModelKey.of(served.layout)
+            learner = Learner(key, served.router_map, settings.learn_half_life_tokens)
+            learning = await stack.enter_async_context(
+                Learning(learner, active, learned_path(paths.state, key.fingerprint))
+            )
+        activity = Activity(active, engine.feed, control, learn=learning.learn if learning else None)
         metrics = Metrics()
         report = Report(
             model=served.alias,
@@ -129,13 +137,14 @@ async def serve(
             feed=engine.feed,
             activity=activity,
             metrics=metrics,
+            learning=learning,
         )
         context = ProxyContext(
             backend=Backend(paths.socket, engine.supervisor),
             model=_card(served),
             observer=activity,
             stats=report.stats,
-            classifier=KeywordClassifier.shipped(),
+            classifier=served.classifier,
             domain_labels=frozenset(DOMAINS)
             | frozenset(served.router_map.domains if served.router_map else ()),
             limits=Limits(

@@ -24,6 +24,7 @@ from moe_proxy.errors import ConfigError
 
 APP = "moe-proxy"
 DEFAULT_PORT = 11435
+DEFAULT_CLASSIFIERS = "keyword,tfidf"
 
 
 def config_path() -> Path:
@@ -54,8 +55,22 @@ class Settings(BaseSettings):
     pager: bool = Field(True, description="the expert pager; off is stock llama.cpp")
     ram_budget: str | None = Field(None, description="RAM for experts: 8G, 512M, 30%, or bytes")
     router_map: Path | None = Field(None, description="router map; none: the shipped map of this model")
+    router_top_k: int | None = Field(None, ge=1, description="of the map, only each layer's busiest experts")
     prior_kappa: float = Field(256.0, gt=0, description="weight of the prior, in tokens")
     prior_min_distance: float = Field(0.05, ge=0, le=1, description="total variation that is worth a push")
+    learn: bool = Field(True, description="let the router map follow the traffic")
+    learn_half_life_tokens: float = Field(100_000, gt=0, description="of a domain's counts")
+    classifier: str = Field(
+        DEFAULT_CLASSIFIERS, description="classifiers to ask, in order: see docs/classifier.md"
+    )
+    keyword_threshold: float | None = Field(None, ge=0, le=1, description="confidence that stands alone")
+    tfidf_threshold: float | None = Field(None, ge=0, le=1, description="confidence that stands alone")
+    embedding_threshold: float | None = Field(None, ge=0, le=1, description="confidence that stands alone")
+    pooled_threshold: float | None = Field(None, ge=0, le=1, description="of all together; below: abstain")
+    tfidf_model: Path | None = Field(None, description="a retrained tfidf model; none: the shipped one")
+    embedding_model: str | None = Field(
+        None, description="folder or package of a sentence-transformers model"
+    )
     context_length: int | None = Field(
         None, ge=16, description="tokens of context; none: 16384, or the model's own if that is less"
     )
@@ -91,6 +106,17 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Flags, then environment, then file."""
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, config_path())
+
+    @property
+    def thresholds(self) -> Mapping[str, float]:
+        """Thresholds of the classifiers that were given, by name."""
+        given = {
+            "keyword": self.keyword_threshold,
+            "tfidf": self.tfidf_threshold,
+            "embedding": self.embedding_threshold,
+            "pooled": self.pooled_threshold,
+        }
+        return {name: value for name, value in given.items() if value is not None}
 
 
 def load_settings(flags: Mapping[str, Any]) -> Settings:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 # A classifier needs the drift of a text, not all of it; this also bounds its time on the request path.
 TEXT_CHARACTERS = 8192
 _TURN_CHARACTERS = 4096
+_LEAST_TURN_CHARACTERS = 256
 _INSTRUCTION_ROLES = frozenset({"system", "developer"})
 
 
@@ -66,7 +67,7 @@ def _turns(messages: list[object]) -> Iterator[str]:
         if not isinstance(message, Mapping):
             continue
         role = message.get("role")
-        if role == "user":
+        if role in ("user", "tool"):
             yield _text(message.get("content"))
         elif isinstance(role, str) and role.lower() in _INSTRUCTION_ROLES:
             instructions.append(_text(message.get("content")))
@@ -79,6 +80,9 @@ def _text(content: object) -> str:
         return content
     if isinstance(content, Mapping):
         text = content.get("text", content.get("prompt_string"))
+        if text is None and content.get("type") == "tool_result":
+            inner = content.get("content")
+            return inner if isinstance(inner, str) else _text(inner) if isinstance(inner, list) else ""
         return text if isinstance(text, str) else ""
     if isinstance(content, list):
         return "\n".join(filter(None, (_text(part) for part in content if not isinstance(part, list))))
@@ -89,16 +93,19 @@ def _join(turns: Iterator[str]) -> str | None:
     """Turns joined by line ends until the room is used up; a long turn keeps its two ends."""
     parts: list[str] = []
     room = TEXT_CHARACTERS
+    # What came before says less about what is asked now: each turn may fill half as much as the one after it.
+    longest = _TURN_CHARACTERS
     for turn in turns:
         part = turn.strip()
         if not part:
             continue
-        if len(part) > _TURN_CHARACTERS:
-            half = _TURN_CHARACTERS // 2
+        if len(part) > longest:
+            half = longest // 2
             part = f"{part[:half]}\n{part[1 - half :]}"
         if len(part) > room:
             part = part[:room]
         parts.append(part)
+        longest = max(longest // 2, _LEAST_TURN_CHARACTERS)
         room -= len(part) + 1
         if room <= 0:
             break

@@ -12,6 +12,7 @@ from moe_proxy.activity import Activity
 from moe_proxy.engine.control import EngineControl, PriorFeed
 from moe_proxy.engine.supervisor import EngineStatus, State, Supervisor
 from moe_proxy.errors import EngineError
+from moe_proxy.learning import Learning
 from moe_proxy.metrics import Metrics
 from moe_proxy.model.layout import ModelLayout
 
@@ -31,6 +32,7 @@ class Report:
     feed: PriorFeed
     activity: Activity
     metrics: Metrics
+    learning: Learning | None
     started_s: float = field(default_factory=time.monotonic)
 
     async def stats(self) -> Mapping[str, object]:
@@ -60,6 +62,7 @@ class Report:
                 "pushed": feed.pushed,
                 "failed": feed.failed,
             },
+            "learned": self.learning.report() if self.learning else None,
             "experts": await self._experts(status),
             "recent": self.activity.recent(),
         }

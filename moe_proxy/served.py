@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moe_proxy.config import Settings
+from moe_proxy.domains.base import Classifier
+from moe_proxy.domains.choice import classifier_of
 from moe_proxy.errors import ConfigError, RouterMapError
 from moe_proxy.hardware import probe
 from moe_proxy.model.demo_source import Progress, demo_path, quiet
@@ -17,7 +19,9 @@ from moe_proxy.model.layout import ModelLayout, layout_of
 from moe_proxy.model.planted import PLANTED_NAME, planted_path
 from moe_proxy.planner import Plan, parse_budget, plan
 from moe_proxy.resources import data_path
-from moe_proxy.routing.router_map import RouterMap, check, load
+from moe_proxy.routing.foreign import load_any
+from moe_proxy.routing.map_facts import keep_top
+from moe_proxy.routing.router_map import ModelKey, RouterMap, check, load
 
 # Unless told otherwise: enough for a long conversation, small beside the experts of any model this is for.
 _CONTEXT = 16384
@@ -33,6 +37,7 @@ class Served:
     layout: ModelLayout
     plan: Plan
     router_map: RouterMap | None
+    classifier: Classifier
     notes: tuple[str, ...]
 
     @property
@@ -85,6 +90,7 @@ def examine(settings: Settings, progress: Progress = quiet) -> Served:
         layout=layout,
         plan=plan(layout, hardware, budget, gpu=settings.gpu),
         router_map=router_map,
+        classifier=classifier_of(settings),
         notes=tuple(notes),
     )
 
@@ -92,15 +98,20 @@ def examine(settings: Settings, progress: Progress = quiet) -> Served:
 def _router_map(settings: Settings, layout: ModelLayout) -> tuple[RouterMap | None, list[str]]:
     """The map that was asked for, or the shipped one of this very model, with warnings about it."""
     if settings.router_map is not None:
-        asked = load(settings.router_map)
-        return asked, check(asked, layout)
+        asked = load_any(settings.router_map, ModelKey.of(layout))
+        return _cut(asked, settings), check(asked, layout)
     for path in sorted(data_path("maps").glob("*.json")):
         shipped = load(path)
         try:
-            return shipped, check(shipped, layout)
+            return _cut(shipped, settings), check(shipped, layout)
         except RouterMapError:
             continue
     note = (
         f"There is no router map for {layout.name}: the pager goes by its own counts until you collect one."
     )
     return None, [note]
+
+
+def _cut(router_map: RouterMap, settings: Settings) -> RouterMap:
+    """The map with each layer's busiest experts alone, when that was asked for."""
+    return keep_top(router_map, settings.router_top_k) if settings.router_top_k else router_map

@@ -7,19 +7,21 @@ import sys
 
 import click
 
-from moe_proxy.domains.keywords import KeywordClassifier
+from moe_proxy.config import load_settings
+from moe_proxy.domains.choice import classifier_of
 
 
 @click.command(epilog='Example: moe-proxy classify "print hello world"')
 @click.argument("text", required=False)
+@click.option("--classifier", metavar="NAMES", help="keyword, tfidf, embedding: asked in the order given")
 @click.option("--json", "as_json", is_flag=True, help="print domain and distribution as JSON")
-def classify(text: str | None, as_json: bool) -> None:
+def classify(text: str | None, classifier: str | None, as_json: bool) -> None:
     """Say which domain TEXT (or standard input) belongs to."""
     if text is None:
         if sys.stdin.isatty():
             raise click.UsageError("no text was given: pass it as an argument or on standard input")
         text = sys.stdin.buffer.read().decode("utf-8", "replace")
-    result = KeywordClassifier.shipped().classify(text)
+    result = classifier_of(load_settings({"classifier": classifier})).classify(text)
     if as_json:
         body = {
             "domain": result.domain,

@@ -32,6 +32,10 @@ class ActiveRequests:
         """The last prior that was worth pushing."""
         return self._current
 
+    def use(self, router_map: RouterMap | None) -> None:
+        """Make priors from ``router_map`` from the next change of the active requests on."""
+        self._map = router_map
+
     def begin(self, request_id: str, distribution: Mapping[str, float]) -> Prior | None:
         """Add a request (an empty distribution is an abstention); the prior to push now, or None."""
         self._distributions[request_id] = distribution

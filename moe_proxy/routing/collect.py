@@ -77,7 +77,7 @@ async def collect(
         for text in texts:
             request_id = new_request_id()
             await engine.complete(text, request_id)
-            more, picks = _checked(await engine.usage(request_id), key)
+            more, picks = counts_of(await engine.usage(request_id), key)
             tokens += more
             counts += picks
             done += 1
@@ -87,8 +87,11 @@ async def collect(
     return RouterMap(key, {**made, "tokens": sum(domain.tokens for domain in domains.values())}, domains)
 
 
-def _checked(usage: Mapping[str, object], key: ModelKey) -> tuple[int, npt.NDArray[np.int64]]:
-    """Tokens and an array (MoE layers, experts) of one request's counts."""
+def counts_of(usage: Mapping[str, object], key: ModelKey) -> tuple[int, npt.NDArray[np.int64]]:
+    """Tokens and an array (MoE layers, experts) of one request's counts, of ``GET /experts/usage``.
+
+    Raises ControlError for counts that do not fit the model of ``key``.
+    """
     tokens, layers = usage.get("tokens"), usage.get("layers")
     if type(tokens) is not int or tokens < 0:
         raise _refused(f"tokens is {tokens!r}")

@@ -95,6 +95,11 @@ class RouterMap:
 
 def load(path: Path) -> RouterMap:
     """Read a map file. Raises RouterMapError for a file that cannot be read or is no map."""
+    return parse(read(path), str(path))
+
+
+def read(path: Path) -> str:
+    """The text of a map file. Raises RouterMapError for a file that cannot be read."""
     try:
         if path.is_dir():
             raise RouterMapError(f"{path} is a directory", "name the map file in it")
@@ -104,14 +109,13 @@ def load(path: Path) -> RouterMap:
         size_bytes = path.stat().st_size
         if size_bytes > _MAX_BYTES:
             raise RouterMapError(f"{path} has {size_bytes} bytes, too many for a map", "give a router map")
-        text = path.read_bytes().decode("utf-8-sig")
+        return path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
         raise RouterMapError(f"{path} does not exist", "check the path of the router map") from None
     except OSError as error:
         raise RouterMapError(f"{path} cannot be read ({error.strerror})", "check its rights") from error
     except UnicodeDecodeError as error:
         raise RouterMapError(f"{path} is not UTF-8 text (byte {error.start})", "give a router map") from None
-    return parse(text, str(path))
 
 
 def parse(text: str, source: str) -> RouterMap:

@@ -49,3 +49,15 @@ def test_thresholds_are_probabilities() -> None:
     """A threshold that no probability can be compared with is a mistake of the caller."""
     with pytest.raises(ValueError, match=r"1\.5"):
         Cascade([(Fixed("first", {}), 1.5)])
+
+
+def test_unsure_answers_are_pooled() -> None:
+    """When none is sure alone, what they agree on may be sure enough."""
+    first = Fixed("first", {"math": 0.6, "logic": 0.4})
+    second = Fixed("second", {"math": 0.7, "logic": 0.3})
+    answer = Cascade([(first, 0.9), (second, 0.9)], pooled_threshold=0.75).classify("text")
+    assert (answer.domain, answer.classifier) == ("math", "first+second")
+    assert answer.confidence == pytest.approx(0.42 / 0.54)
+    assert Cascade([(first, 0.9), (second, 0.9)], pooled_threshold=0.8).classify("text").domain is None
+    with pytest.raises(ValueError, match="pooled"):
+        Cascade([], pooled_threshold=2.0)

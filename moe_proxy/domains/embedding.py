@@ -1,0 +1,104 @@
+"""Owns the classifier over sentence embeddings: one prototype per domain and language, compared by cosine.
+
+It loads a model that is on this machine already: a folder, or a Python package that carries one. It
+never downloads. sentence-transformers is imported when the classifier is loaded, not before: it is an
+extra, and slow to import.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from moe_proxy.domains.base import Classification
+from moe_proxy.errors import ConfigError
+
+EXTRA = 'pip install "moe-proxy[embedding]"'
+
+_EDGE_CHARACTERS = 600
+"""Characters read from each end: small embedding models see a few hundred tokens."""
+_SHARPNESS = 18.0
+"""Scale of the cosine in the softmax over domains."""
+
+Vectors = npt.NDArray[np.float32]
+Encode = Callable[[Sequence[str]], Vectors]
+"""Texts to unit vectors (texts, width)."""
+
+
+class EmbeddingClassifier:
+    """Softmax over domains of the best cosine with one of the domain's prototypes.
+
+    ``encode`` gives unit vectors; ``examples`` are prompts by domain and language, whose mean is a prototype.
+    """
+
+    name = "embedding"
+
+    def __init__(self, encode: Encode, examples: Mapping[tuple[str, str], Sequence[str]]) -> None:
+        self._encode = encode
+        self._labels = tuple(dict.fromkeys(domain for domain, _ in examples))
+        self._of = np.array([self._labels.index(domain) for domain, _ in examples])
+        means = np.stack([encode(list(texts)).mean(axis=0) for texts in examples.values()])
+        self._prototypes: Vectors = means / np.linalg.norm(means, axis=1, keepdims=True)
+
+    @classmethod
+    def load(cls, model: str) -> EmbeddingClassifier:
+        """The classifier over ``model``: a folder, or the name of an installed package that carries a model.
+
+        Raises ConfigError with what to install when the extra or the model is missing.
+        """
+        if importlib.util.find_spec("sentence_transformers") is None:
+            raise ConfigError("the embedding classifier needs sentence-transformers", f"install it: {EXTRA}")
+        folder = model_folder(model)
+        from sentence_transformers import SentenceTransformer
+
+        transformer = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+
+        def encode(texts: Sequence[str]) -> Vectors:
+            vectors = transformer.encode(list(texts), normalize_embeddings=True, show_progress_bar=False)
+            return np.asarray(vectors, np.float32)
+
+        return cls(encode, shipped_examples())
+
+    def classify(self, text: str) -> Classification:
+        """Distribution over all domains; an abstention for a text without letters or digits."""
+        if len(text) > 2 * _EDGE_CHARACTERS:
+            text = f"{text[:_EDGE_CHARACTERS]}\n{text[-_EDGE_CHARACTERS:]}"
+        if not any(character.isalnum() for character in text):
+            return Classification({}, self.name)
+        cosines = self._prototypes @ self._encode([text])[0]
+        best = np.full(len(self._labels), -1.0, np.float32)
+        np.maximum.at(best, self._of, cosines)
+        odds = np.exp(_SHARPNESS * (best - best.max()))
+        return Classification(dict(zip(self._labels, (odds / odds.sum()).tolist(), strict=True)), self.name)
+
+
+def model_folder(model: str) -> Path:
+    """Where ``model`` lies: a folder of that path, or the ``model`` folder in the package of that name."""
+    folder = Path(model)
+    if folder.is_dir():
+        return folder
+    package = model.replace("-", "_")
+    spec = importlib.util.find_spec(package) if package.isidentifier() else None
+    for place in spec.submodule_search_locations or () if spec else ():
+        if (Path(place) / "model" / "modules.json").is_file():
+            return Path(place) / "model"
+    raise ConfigError(
+        f"there is no embedding model {model!r} on this machine",
+        f"give the folder of a sentence-transformers model, or install one: {EXTRA}",
+    )
+
+
+def shipped_examples() -> Mapping[tuple[str, str], tuple[str, ...]]:
+    """The prompts behind the prototypes, by domain and language."""
+    path = Path(__file__).with_name("examples.jsonl")
+    examples: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    for line in path.read_text(encoding="utf-8").splitlines():
+        record = json.loads(line)
+        examples[record["domain"], record["lang"]].append(record["prompt"])
+    return {key: tuple(texts) for key, texts in examples.items()}

