@@ -35,6 +35,8 @@ class ActiveRequests:
     def use(self, router_map: RouterMap | None) -> None:
         """Make priors from ``router_map`` from the next change of the active requests on."""
         self._map = router_map
+        # Equal weights no longer mean equal mixtures.
+        self._weights = None
 
     def begin(self, request_id: str, distribution: Mapping[str, float]) -> Prior | None:
         """Add a request (an empty distribution is an abstention); the prior to push now, or None."""
