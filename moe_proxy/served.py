@@ -13,6 +13,7 @@ from moe_proxy.domains.base import Classifier
 from moe_proxy.domains.choice import classifier_of
 from moe_proxy.errors import ConfigError, RouterMapError
 from moe_proxy.hardware import probe
+from moe_proxy.model.demo import DEMO_NAME
 from moe_proxy.model.demo_source import Progress, demo_path, quiet
 from moe_proxy.model.gguf_header import GgufHeader, read_header
 from moe_proxy.model.layout import ModelLayout, layout_of
@@ -53,16 +54,18 @@ class Served:
 
 
 def model_file(settings: Settings, progress: Progress = quiet) -> Path:
-    """The file to serve: the one that was named, or the demonstration model, made when it is not there yet.
+    """The file to serve: the one that was named, or the planted model; made when it is not there yet.
 
-    The name of the planted model stands for that model where no file is called so. Raises ModelFileError, and
+    The names of the models that ship stand for them where no file is called so. Raises ModelFileError, and
     ConfigError for a cache that cannot be written.
     """
-    named = settings.model
-    if named is not None and (named != Path(PLANTED_NAME) or named.exists()):
+    named = settings.model or Path(PLANTED_NAME)
+    if named.exists() or named not in (Path(PLANTED_NAME), Path(DEMO_NAME)):
         return named
     try:
-        return planted_path(settings.cache_dir) if named else demo_path(settings.cache_dir, progress=progress)
+        if named == Path(PLANTED_NAME):
+            return planted_path(settings.cache_dir)
+        return demo_path(settings.cache_dir, progress=progress)
     except OSError as error:
         raise ConfigError(
             f"cannot make the model that ships in {settings.cache_dir}: {error.strerror or error}",

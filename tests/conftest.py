@@ -14,7 +14,7 @@ from moe_proxy.config import load_settings
 from moe_proxy.engine.build import BuildRequest, EngineBuild, build_engine, engine_for
 from moe_proxy.engine.source import llama_cpp_tree
 from moe_proxy.model.demo_source import demo_path
-from moe_proxy.model.planted import PLANTED_NAME, planted_path
+from moe_proxy.model.planted import planted_path
 from tests.support.proxy_process import ProxyProcess
 
 FAKE_SERVER = Path(__file__).parent / "fakes" / "fake_llama_server.py"
@@ -67,7 +67,6 @@ def _proxy_env(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> dic
         "MOE_PROXY_STATE_DIR": str(folder / "state"),
         "MOE_PROXY_RUNTIME_DIR": str(folder / "run"),
         "MOE_PROXY_CONFIG": str(folder / "config.toml"),
-        "MOE_PROXY_MODEL": PLANTED_NAME,
         "NO_COLOR": "1",
         "COLUMNS": "200",
     }

@@ -25,6 +25,7 @@ from moe_proxy.engine.launch import refuse_our_flags
 from moe_proxy.engine.recipe import BuildRequest
 from moe_proxy.errors import ConfigError, EngineStartError, NotRunningError
 from moe_proxy.instance import InstancePaths, RunningProxy, running_proxy
+from moe_proxy.model.demo import DEMO_NAME
 from moe_proxy.model.demo_source import demo_file
 from moe_proxy.proxy.listening import free_port
 from moe_proxy.served import Served, examine
@@ -113,7 +114,7 @@ def start(source: Path | None, detach: bool, engine_args: tuple[str, ...], **fla
 
 def examined(settings: Settings, console: Console) -> Served:
     """``examine``, and say so where the demonstration model has to be made first."""
-    if settings.model is not None or demo_file(settings.cache_dir).is_file():
+    if settings.model != Path(DEMO_NAME) or demo_file(settings.cache_dir).is_file():
         return examine(settings)
     say(console, "Making the demonstration model; this happens once.")
     with progress_report(console) as report:
