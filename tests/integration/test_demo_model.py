@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from moe_proxy.engine.build import EngineBuild
@@ -75,7 +76,7 @@ def test_it_answers_on_topic(served: Path) -> None:
 
 
 def test_its_map_belongs_to_it_and_tells_domains_apart(demo_model: Path) -> None:
-    """The shipped map is this model's, has no constant layer, and its priors differ between domains."""
+    """The shipped map is this model's, has no constant layer, and its domains differ in what they pick."""
     router_map = load(data_path("maps") / "smollm2-moe-demo.json")
     assert check(router_map, layout_of(read_header(demo_model))) == []
     rows = dict(zip(router_map.domains, router_map.pick_probabilities, strict=True))
