@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from moe_proxy.config import load_settings
 from moe_proxy.engine.build import BuildRequest, EngineBuild, build_engine, engine_for
@@ -16,6 +17,10 @@ from moe_proxy.engine.source import llama_cpp_tree
 from moe_proxy.model.demo_source import demo_path
 from moe_proxy.model.planted import planted_path
 from tests.support.proxy_process import ProxyProcess
+
+# The same examples in every run, and no judgement by the clock: a failure is of the code, not of the day.
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.load_profile("repeatable")
 
 FAKE_SERVER = Path(__file__).parent / "fakes" / "fake_llama_server.py"
 

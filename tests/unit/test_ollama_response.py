@@ -261,7 +261,7 @@ def test_any_cuts(name: str, places: list[int], is_chat: bool) -> None:
     assert _run(_cut(data, places), is_chat=is_chat) == _run([data], is_chat=is_chat)
 
 
-LINE = st.text(st.characters(exclude_characters="\r\n"))
+LINE = st.text(st.characters(codec="utf-8", exclude_characters="\r\n"))
 LINES = st.lists(
     st.tuples(st.sampled_from(["\n", "\r\n", "\r"]), st.lists(LINE, min_size=1, max_size=3)), max_size=6
 )
