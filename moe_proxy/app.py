@@ -28,6 +28,7 @@ from moe_proxy.instance import InstancePaths, RunningProxy, start_time_s, write_
 from moe_proxy.learning import Learning, learned_path
 from moe_proxy.metrics import Metrics
 from moe_proxy.proxy.context import Limits, ModelCard, ProxyContext, SecurityPolicy
+from moe_proxy.proxy.keep_alive import KeepAlivePolicy
 from moe_proxy.proxy.listening import Listening
 from moe_proxy.proxy.listening import serve as listen
 from moe_proxy.proxy.ollama.models import capabilities_of
@@ -141,7 +142,7 @@ async def serve(
         )
         context = ProxyContext(
             backend=Backend(paths.socket, engine.supervisor),
-            model=_card(served),
+            model=_card(served, engine_args),
             observer=activity,
             stats=report.stats,
             classifier=served.classifier,
@@ -155,6 +156,8 @@ async def serve(
             security=SecurityPolicy(host_name=socket.gethostname()),
             metrics=metrics,
             unknown_model=settings.unknown_model,
+            unload=engine.supervisor.rest,
+            keep_alive=KeepAlivePolicy(settings.keep_alive_policy == "obey", settings.keep_alive_s),
         )
         listening = await listen(make_app(context), settings.host, settings.port)
         loop = asyncio.get_running_loop()
@@ -210,7 +213,7 @@ async def _end(listening: Listening, supervisor: Supervisor, hurrying: asyncio.E
         hurry.cancel()
 
 
-def _card(served: Served) -> ModelCard:
+def _card(served: Served, engine_args: tuple[str, ...]) -> ModelCard:
     facts = f"{served.layout.fingerprint} {served.header.quantization} {served.header.size_bytes}"
     return ModelCard(
         name=served.alias,
@@ -218,7 +221,7 @@ def _card(served: Served) -> ModelCard:
         header=served.header,
         digest=hashlib.sha256(facts.encode()).hexdigest(),
         context_length=served.context_length,
-        capabilities=capabilities_of(served.header),
+        capabilities=capabilities_of(served.header, engine_args),
     )
 
 

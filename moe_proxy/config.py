@@ -20,6 +20,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from moe_proxy.durations import parse_seconds
 from moe_proxy.errors import ConfigError
 
 APP = "moe-proxy"
@@ -78,6 +79,10 @@ class Settings(BaseSettings):
     threads: int | None = Field(None, ge=1)
     engine: Path | None = Field(None, description="a llama-server to use instead of building one")
     unknown_model: Literal["strict", "any"] = Field("strict", description="Ollama routes: 404, or serve it")
+    keep_alive_policy: Literal["ignore-short", "obey"] = Field(
+        "ignore-short", description="ignore-short: only keep_alive 0 without a prompt unloads; obey: timers"
+    )
+    keep_alive: str = Field("5m", description="with obey: how long the model stays after its last request")
     ready_timeout_s: float = Field(600.0, gt=0)
     hold_timeout_s: float = Field(600.0, gt=0, description="how long a request waits for the model to load")
     drain_s: float = Field(30.0, ge=0, description="how long running streams may go on after SIGTERM")
@@ -85,6 +90,13 @@ class Settings(BaseSettings):
     cache_dir: Path = Field(default_factory=lambda: platformdirs.user_cache_path(APP))
     state_dir: Path = Field(default_factory=lambda: platformdirs.user_state_path(APP))
     runtime_dir: Path = Field(default_factory=_runtime_path)
+
+    @field_validator("keep_alive")
+    @classmethod
+    def _is_a_duration(cls, text: str) -> str:
+        if parse_seconds(text) is None:
+            raise ValueError("it is no duration such as 5m, 1h30m or -1")
+        return text
 
     @field_validator("model", "router_map", "engine", "cache_dir", "state_dir", "runtime_dir")
     @classmethod
@@ -106,6 +118,13 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Flags, then environment, then file."""
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, config_path())
+
+    @property
+    def keep_alive_s(self) -> float:
+        """``keep_alive`` in seconds; negative: for ever."""
+        seconds = parse_seconds(self.keep_alive)
+        assert seconds is not None
+        return seconds
 
     @property
     def thresholds(self) -> Mapping[str, float]:

@@ -34,6 +34,7 @@ class State(str, Enum):
     """Where the child is in its life."""
 
     STOPPED = "stopped"  # not started yet, or ended because it was asked to
+    ASLEEP = "asleep"  # ended to give its memory back; started again for whoever next asks for it
     STARTING = "starting"  # started, does not answer yet
     LOADING = "loading"  # answers, and is loading the model
     READY = "ready"
@@ -107,6 +108,8 @@ class Supervisor:
         self._state, self._reason = State.STOPPED, ""
         self._since = self._next_try = 0.0
         self._stopping = False
+        # Asked to rest, from then until it is started again; asked for again by somebody meanwhile.
+        self._resting = self._wanted = False
         self._stop_deadline = float("inf")
         # Set on every event that the owning task has to look at: the child ended, or somebody wants a stop.
         self._wake = asyncio.Event()
@@ -149,7 +152,7 @@ class Supervisor:
         )
 
     async def ready(self, timeout_s: float) -> None:
-        """Return when the child is ready, also when it has to be restarted for that.
+        """Return when the child is ready, also when it has to be restarted or woken for that.
 
         Raises EngineStartError when it failed or is not ready within ``timeout_s``, EngineGoneError when it
         was stopped; the message holds the reason and the child's last lines.
@@ -159,7 +162,10 @@ class Supervisor:
         while self._state is not State.READY:
             if self._state is State.FAILED:
                 raise EngineStartError(self._explained(self._reason))
-            if self._state in (State.STOPPED, State.DRAINING):
+            if self._resting and not self._stopping:
+                self._wanted = True
+                self._wake.set()
+            elif self._state in (State.STOPPED, State.DRAINING):
                 raise EngineGoneError(f"llama-server is {self._state.value}")
             try:
                 await asyncio.wait_for(self._changed.wait(), deadline - loop.time())
@@ -167,6 +173,16 @@ class Supervisor:
                 why = f"llama-server is not ready after {timeout_s:g} s, it is {self._state.value}"
                 why = f"{why}: {self._reason}" if self._reason else why
                 raise EngineStartError(self._explained(why)) from None
+
+    def rest(self) -> None:
+        """Stop the child and give its memory back, until somebody asks for ``ready``. Waits for nothing.
+
+        Only a child that is ready is stopped: one that is loading is being waited for.
+        """
+        if self._state is State.READY and not self._stopping:
+            self._resting, self._wanted = True, False
+            self._enter(State.DRAINING)
+            self._wake.set()
 
     async def stop(self, grace_s: float | None = None) -> None:
         """Stop the child for good: SIGTERM, ``grace_s`` (default: the limits'), SIGKILL to its whole group.
@@ -210,6 +226,10 @@ class Supervisor:
             life = await self._one_life(log)
             if self._stopping:
                 return
+            if self._resting:
+                was_ready = True
+                await self._rest_until_wanted()
+                continue
             if life.ready_s is not None:
                 was_ready = True
                 backoff_s = limits.backoff_first_s if life.ready_s >= limits.backoff_reset_s else backoff_s
@@ -224,6 +244,14 @@ class Supervisor:
             if not self._stopping:
                 self._restarts += 1
                 self._enter(State.STARTING)
+
+    async def _rest_until_wanted(self) -> None:
+        self._enter(State.ASLEEP)
+        while not self._stopping and not self._wanted:
+            await self._sleep(None)
+        self._resting = self._wanted = False
+        if not self._stopping:
+            self._enter(State.STARTING)
 
     async def _one_life(self, log: ChildLog) -> _Life:
         """Start the child and stay with it to its end; however this is left, the child is gone."""
@@ -281,7 +309,7 @@ class Supervisor:
         """Stay until the child ends or is to be stopped; the process is watched, not its health."""
         hook = asyncio.create_task(self._call_on_ready(), name="engine-on-ready")
         try:
-            while child.running and not self._stopping:
+            while child.running and not self._stopping and not self._resting:
                 await self._sleep(None)
         finally:
             hook.cancel()

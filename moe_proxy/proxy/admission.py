@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from moe_proxy.errors import BusyError, MoeProxyError, NotRunningError
 from moe_proxy.metrics import Metrics
 from moe_proxy.proxy.context import Limits
+from moe_proxy.proxy.keep_alive import KeepAlive
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +49,8 @@ class Ticket:
 class Admission:
     """The queue in front of the engine, and the end of it all."""
 
-    def __init__(self, limits: Limits, metrics: Metrics) -> None:
+    def __init__(self, limits: Limits, metrics: Metrics, keep_alive: KeepAlive) -> None:
+        self.keep_alive = keep_alive
         self._limits = limits
         self._metrics = metrics
         self._tickets: set[Ticket] = set()
@@ -75,7 +77,7 @@ class Admission:
         self._idle.clear()
         self._metrics.admitted()
         try:
-            with ticket.cuttable():
+            with self.keep_alive.used(), ticket.cuttable():
                 yield ticket
         except Exception:
             ticket.failed = True

@@ -12,6 +12,7 @@ from typing import Literal, Protocol
 from moe_proxy.domains.base import Classification, Classifier
 from moe_proxy.metrics import Metrics
 from moe_proxy.model.gguf_header import GgufHeader
+from moe_proxy.proxy.keep_alive import KeepAlivePolicy
 
 UnknownModel = Literal["strict", "any"]
 StatsProvider = Callable[[], Awaitable[Mapping[str, object]]]
@@ -22,7 +23,7 @@ class BackendStatus(Protocol):
 
     @property
     def state(self) -> str:
-        """stopped, starting, loading, ready, draining, crashed or failed."""
+        """stopped, asleep, starting, loading, ready, draining, crashed or failed."""
         ...
 
     @property
@@ -132,7 +133,8 @@ class ProxyContext:
     """Everything the HTTP surface works with.
 
     ``domain_labels`` are the domains a client may name in ``X-Moe-Domain``. ``unload`` stops the engine until
-    it is next needed; None: a request to unload is acknowledged and changes nothing.
+    ``backend.ready`` is next awaited, and does not wait; None: a request to unload is acknowledged and
+    changes nothing. ``keep_alive`` says when it is called.
     """
 
     backend: Backend
@@ -148,5 +150,6 @@ class ProxyContext:
     unknown_model: UnknownModel = "strict"
     unknown_model_openai: UnknownModel = "any"
     ollama_version: str = "0.13.0"
-    unload: Callable[[], Awaitable[None]] | None = None
+    unload: Callable[[], None] | None = None
+    keep_alive: KeepAlivePolicy = field(default_factory=KeepAlivePolicy)
     new_id: Callable[[], str] = lambda: secrets.token_hex(8)

@@ -18,6 +18,7 @@ from moe_proxy.proxy import passthrough, status
 from moe_proxy.proxy.admission import Admission
 from moe_proxy.proxy.context import ProxyContext
 from moe_proxy.proxy.exchange import Exchange
+from moe_proxy.proxy.keep_alive import KeepAlive
 from moe_proxy.proxy.ollama import embeddings
 from moe_proxy.proxy.ollama import routes as ollama
 from moe_proxy.proxy.replies import Family, error_reply, error_value, json_reply
@@ -85,7 +86,8 @@ def make_app(context: ProxyContext) -> web.Application:
     """The application. Its client of the engine is made when it starts and closed after the last request."""
     app = web.Application(client_max_size=context.limits.max_body_bytes)
     app[CONTEXT] = context
-    app[ADMISSION] = Admission(context.limits, context.metrics)
+    keep_alive = KeepAlive(context.keep_alive, context.unload)
+    app[ADMISSION] = Admission(context.limits, context.metrics, keep_alive)
     # Routing is ours, because it has to see the same normal path that is judged and forwarded.
     app.router.add_route("*", "/{path:(?s:.*)}", _dispatch)
     app.cleanup_ctx.append(_connected)
@@ -96,6 +98,7 @@ async def _connected(app: web.Application) -> AsyncIterator[None]:
     context = app[CONTEXT]
     app[_UPSTREAM] = Upstream(context.backend, context.limits, context.clocks)
     yield
+    app[ADMISSION].keep_alive.close()
     await app[ADMISSION].settle(_SETTLE_S)
     await app[_UPSTREAM].close()
 

@@ -21,12 +21,12 @@ logger = logging.getLogger(__name__)
 
 
 async def health(exchange: Exchange) -> web.StreamResponse:
-    """GET /health: 200 when ready, else 503 with the state and its reason."""
+    """GET /health: 200 when ready, or asleep until it is asked; else 503 with the state and its reason."""
     status = exchange.context.backend.status
     state, reason = status.state.lower(), status.reason
     if exchange.admission.draining:
         state, reason = "draining", "the proxy is shutting down"
-    if state == "ready":
+    if state in ("ready", "asleep"):
         return json_reply({"status": "ok", "state": state})
     reason = reason or f"the engine is {state}"
     error = {"code": 503, "message": reason, "type": "unavailable_error"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from aiohttp import web
 from fake_llama_answers import prompt_text
 from fake_llama_state import FAKE, error
@@ -14,6 +16,15 @@ async def embeddings(request: web.Request) -> web.Response:
         return error(fake.switches.error_status, "the fake refuses", "server_error")
     inputs = body.get("input", "")
     inputs = inputs if isinstance(inputs, list) else [inputs]
+    if fake.switches.embed_hang:
+        await asyncio.Event().wait()
+    if not fake.switches.pooling:
+        return error(501, "This server does not support embeddings", "not_supported_error")
+    longest = max((len(item) if isinstance(item, list) else len(item.split()) for item in inputs), default=0)
+    if 0 < fake.switches.embed_limit < longest:
+        size = f"(current batch size: {fake.switches.embed_limit})"
+        text = f"input ({longest} tokens) is too large to process. increase the physical batch size {size}"
+        return error(500, text, "server_error")
     data = [
         {"embedding": [float(len(str(item))), 1.0, 0.5, 0.25], "index": index, "object": "embedding"}
         for index, item in enumerate(inputs)
@@ -63,6 +74,7 @@ async def props(request: web.Request) -> web.Response:
             "bos_token": "<s>",
             "eos_token": "</s>",
             "build_info": "fake-0",
+            "media_marker": "<__fake_media__>",
             "is_sleeping": False,
         }
     )

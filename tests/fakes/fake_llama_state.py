@@ -40,6 +40,9 @@ class Switches:
     reasoning: str = ""  # sent as reasoning_content before the reply
     tool_call: bool = False  # when the request has tools, call the first one
     pager: bool = True  # False: every /experts route answers 501
+    embed_limit: int = 0  # texts with more words are refused as over the batch; 0: none is
+    embed_hang: bool = False  # embeddings never answer
+    pooling: bool = True  # False: embeddings answer 501
     control_fails: bool = False  # every /experts route answers 500
     control_delay: float = 0.0  # seconds before a /experts route answers
 

@@ -108,6 +108,22 @@ def test_option_types(options: Any, message: str) -> None:
     assert caught.value.message == message
 
 
+def test_raw_images() -> None:
+    """Raw with images: one marker each, where ``[img-N]`` is or else first, and the data in that order."""
+    jpeg = base64.b64encode(b"\xff\xd8\xff000").decode()
+    call = request.generate(
+        "m", {"prompt": "a [img-1] b [img-9]", "images": [PNG, jpeg], "raw": True}, FACTS
+    ).call
+    assert call is not None
+    assert call.path == "/completion"
+    assert call.with_media("<M>")["prompt"] == {
+        "prompt_string": "<M>a <M> b [img-9]",
+        "multimodal_data": [PNG, jpeg],
+    }
+    with pytest.raises(RequestError, match="not valid base64"):
+        request.generate("m", {"prompt": "a", "images": ["http://x/y.png"], "raw": True}, FACTS)
+
+
 def test_context_is_never_reloaded() -> None:
     """A num_ctx over the running context and unknown options are ignored with a warning."""
     warning = "num_ctx 32768 is ignored: the model runs with 4096"
@@ -327,6 +343,12 @@ def test_capabilities_of_a_header() -> None:
     """Capabilities follow from the chat template and the FIM tokens."""
     assert models.capabilities_of(header()) == ("completion", "tools", "insert", "thinking")
     assert models.capabilities_of(header(chat_template="", has_fim=False)) == ("completion",)
+    flags = ("--mmproj=eye.gguf", "--embeddings")
+    assert models.capabilities_of(header(chat_template="", has_fim=False), flags) == (
+        "completion",
+        "vision",
+        "embedding",
+    )
 
 
 @pytest.mark.parametrize(

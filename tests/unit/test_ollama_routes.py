@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
+from pathlib import Path
 from typing import Any
 
 import ollama
 import pytest
 
+from moe_proxy.model.gguf_header import TensorInfo
 from moe_proxy.proxy.context import Limits
 from tests.support.surface import DIGEST, BackendState, Surface, card, eventually, header, surface
 
@@ -215,12 +218,39 @@ async def test_information_never_waits() -> None:
         assert proxy.fake.requests == []
 
 
+async def test_raw_images_reach_the_engine() -> None:
+    """Raw with images asks /props for the marker and sends the prompt in llama-server's form."""
+    png = base64.b64encode(b"\x89PNG\r\n\x1a\n0000").decode()
+    async with surface(model=card(capabilities=("completion", "vision"))) as proxy:
+        asked = {"model": "planted-moe", "prompt": "see", "images": [png], "raw": True, "stream": False}
+        status, body = await _ask(proxy, "/api/generate", asked)
+        assert (status, body["response"]) == (200, proxy.fake.switches.reply)
+        assert [seen.path for seen in proxy.fake.requests] == ["/props", "/completion"]
+        sent = proxy.fake.requests[1].body
+        assert isinstance(sent, dict)
+        assert sent["prompt"] == {"prompt_string": "<__fake_media__>see", "multimodal_data": [png]}
+
+
+async def test_show_verbose() -> None:
+    """Show names the licence; verbose adds every tensor with its type and shape."""
+    tensor = TensorInfo("blk.0.ffn_up_exps.weight", (64, 32, 8), "Q4_K", 9216, 0, Path("m.gguf"))
+    made = header(tensors=(tensor,), metadata={"general.license": "apache-2.0"})
+    async with surface(model=card(header=made)) as proxy:
+        _, brief = await _ask(proxy, "/api/show", {"model": "planted-moe"})
+        assert brief["license"] == "apache-2.0"
+        assert "tensors" not in brief
+        _, whole = await _ask(proxy, "/api/show", {"model": "planted-moe", "verbose": True})
+        assert whole["tensors"] == [{"name": tensor.name, "type": "Q4_K", "shape": [64, 32, 8]}]
+        status, body = await _ask(proxy, "/api/show", {"model": "planted-moe", "verbose": "yes"})
+        assert (status, body["error"]) == (400, "verbose must be true or false")
+
+
 @pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
 async def test_load_and_unload(path: str) -> None:
     """No prompt: one object, sent when the model is ready; with keep_alive 0 it says unload."""
     unloaded = []
 
-    async def unload() -> None:
+    def unload() -> None:
         unloaded.append(True)
 
     async with surface(ready=False, unload=unload) as proxy:
@@ -233,7 +263,7 @@ async def test_load_and_unload(path: str) -> None:
         assert body.get("response", body.get("message", {}).get("content")) == ""
         _, body = await _ask(proxy, path, {"model": "planted-moe", "keep_alive": 0})
         assert body["done_reason"] == "unload"
-        assert unloaded == [True]
+        await eventually(lambda: unloaded == [True])
         assert proxy.fake.requests == []
 
 

@@ -271,3 +271,44 @@ def test_kill_9_of_the_parent_takes_the_child_along(folder: Path) -> None:
             assert time.monotonic() - killed_at < 2.0
             time.sleep(0.01)
     assert json.loads((folder / "engine.json").read_text())["pid"] == pid
+
+
+async def test_rest_and_wake(folder: Path) -> None:
+    """``rest`` ends the child and frees its memory; ``ready`` starts another, and no crash is counted."""
+    starts = folder / "starts"
+    async with supervisor(folder, "--starts-file", str(starts)) as engine:
+        await engine.ready(PATIENCE_S)
+        first = engine.status.pid
+        assert first is not None
+        engine.rest()
+        assert engine.status.state is State.DRAINING
+        await until(lambda: engine.status.state is State.ASLEEP)
+        assert gone(first)
+        assert engine.status.pid is None
+        await asyncio.gather(*(engine.ready(PATIENCE_S) for _ in range(3)))
+        assert (engine.status.state, engine.status.restarts) == (State.READY, 0)
+        assert len(starts.read_text().splitlines()) == 2
+
+
+async def test_wanted_while_it_goes_to_rest(folder: Path) -> None:
+    """Whoever asks while the child is being ended gets the next one, and never the one that ends."""
+    async with supervisor(folder) as engine:
+        await engine.ready(PATIENCE_S)
+        first = engine.status.pid
+        engine.rest()
+        await engine.ready(PATIENCE_S)
+        assert engine.status.state is State.READY
+        assert engine.status.pid not in (None, first)
+
+
+async def test_rest_before_it_is_ready_and_stop_while_at_rest(folder: Path) -> None:
+    """A child that loads is not disturbed; one at rest can be stopped, and whoever waits hears of it."""
+    async with supervisor(folder) as engine:
+        engine.rest()
+        await engine.ready(PATIENCE_S)
+        engine.rest()
+        await until(lambda: engine.status.state is State.ASLEEP)
+        await engine.stop()
+        assert engine.status.state is State.STOPPED
+        with pytest.raises(EngineGoneError):
+            await engine.ready(PATIENCE_S)

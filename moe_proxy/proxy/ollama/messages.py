@@ -31,6 +31,11 @@ def user_message(prompt: str, images: list[object]) -> Json:
     return {"role": "user", "content": _with_images(prompt, images)}
 
 
+def bare_media(image: object) -> str:
+    """The clean base64 of an image or a sound. Raises RequestError."""
+    return _media(image)[1]
+
+
 class _ToolCalls:
     """Ids for tool calls that have none, the same ids for the results that follow."""
 

@@ -5,7 +5,7 @@ Pure: everything comes from the model card, so these answers are the same in eve
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 
 from moe_proxy.errors import ModelNotFoundError, RequestError
@@ -14,6 +14,11 @@ from moe_proxy.proxy.context import ModelCard, ProxyContext
 
 _LIBRARY_PREFIXES = ("registry.ollama.ai/library/", "library/")
 _FOREVER = timedelta(days=36500)
+# What a model can do beyond its header, by the flags of llama-server that let it.
+_FLAGGED = {
+    "vision": frozenset({"--mmproj", "-mm"}),
+    "embedding": frozenset({"--embedding", "--embeddings"}),
+}
 _HEAD_KEYS = ("general.architecture", "general.parameter_count")
 
 
@@ -60,8 +65,8 @@ def check_openai(context: ProxyContext, name: object) -> None:
         raise ModelNotFoundError(f"the model {name!r} does not exist", f"this one does: {context.model.name}")
 
 
-def capabilities_of(header: GgufHeader) -> tuple[str, ...]:
-    """Ollama's capability words as far as the header tells: from the chat template and the FIM tokens."""
+def capabilities_of(header: GgufHeader, engine_args: Sequence[str] = ()) -> tuple[str, ...]:
+    """Ollama's capability words: from the chat template, the FIM tokens and llama-server's arguments."""
     template = header.chat_template
     found = ["completion"]
     if "tools" in template:
@@ -70,6 +75,8 @@ def capabilities_of(header: GgufHeader) -> tuple[str, ...]:
         found.append("insert")
     if any(sign in template for sign in ("enable_thinking", "<think>", "reasoning_effort")):
         found.append("thinking")
+    given = {argument.partition("=")[0].replace("_", "-") for argument in engine_args}
+    found += [word for word, flags in _FLAGGED.items() if given & flags]
     return tuple(found)
 
 
@@ -78,8 +85,11 @@ def tags(card: ModelCard) -> dict[str, object]:
     return {"models": [{**_entry(card), "capabilities": list(card.capabilities)}]}
 
 
-def running(card: ModelCard, loaded: bool, wall_ns: int) -> dict[str, object]:
-    """``GET /api/ps``; the date of expiry is far off, in a form that every parser of ISO dates takes."""
+def running(card: ModelCard, loaded: bool, wall_ns: int, left_s: float | None) -> dict[str, object]:
+    """``GET /api/ps``; the date of expiry, in a form that every parser of ISO dates takes.
+
+    ``left_s``: seconds until the model is unloaded; None, for ever, is a date that is far off.
+    """
     if not loaded:
         return {"models": []}
     now = datetime.fromtimestamp(wall_ns // 1_000_000_000, timezone.utc)
@@ -89,7 +99,7 @@ def running(card: ModelCard, loaded: bool, wall_ns: int) -> dict[str, object]:
         "models": [
             {
                 **entry,
-                "expires_at": (now + _FOREVER).isoformat(),
+                "expires_at": (now + (_FOREVER if left_s is None else timedelta(seconds=left_s))).isoformat(),
                 "size_vram": card.vram_bytes,
                 "context_length": card.context_length,
             }
@@ -97,11 +107,15 @@ def running(card: ModelCard, loaded: bool, wall_ns: int) -> dict[str, object]:
     }
 
 
-def show(card: ModelCard) -> dict[str, object]:
-    """``POST /api/show``."""
+def show(card: ModelCard, *, verbose: bool = False) -> dict[str, object]:
+    """``POST /api/show``; ``verbose`` adds the tensors, which are many."""
     header = card.header
+    tensors = [
+        {"name": tensor.name, "type": tensor.type_name, "shape": list(tensor.shape)}
+        for tensor in header.tensors
+    ]
     return {
-        "license": "",
+        "license": str(header.metadata.get("general.license", "")),
         "modelfile": f"FROM {listed_name(card)}\n",
         "parameters": f"{'num_ctx':<30} {card.context_length}",
         "template": header.chat_template,
@@ -109,6 +123,7 @@ def show(card: ModelCard) -> dict[str, object]:
         "model_info": _model_info(card),
         "capabilities": list(card.capabilities),
         "modified_at": _date(header.modified_at_s),
+        **({"tensors": tensors} if verbose else {}),
     }
 
 

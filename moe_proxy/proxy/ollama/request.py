@@ -11,14 +11,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from moe_proxy.durations import parse_seconds
 from moe_proxy.errors import RequestError
-from moe_proxy.proxy.ollama.messages import engine_messages, user_message
+from moe_proxy.proxy.ollama.messages import bare_media, engine_messages, user_message
 from moe_proxy.proxy.ollama.options import Json, engine_options
 
+_IMAGE_TAG = re.compile(r"\[img-(\d{1,4})\]")
 _THINK_LEVELS = ("low", "medium", "high", "max")
-_DURATION = re.compile(r"([-+]?)((?:(?:\d+\.?\d*|\.\d+)(?:ns|us|µs|μs|ms|s|m|h))+)")
-_DURATION_PART = re.compile(r"(\d+\.?\d*|\.\d+)(ns|us|µs|μs|ms|s|m|h)")
-_UNIT_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 @dataclass(frozen=True)
@@ -32,10 +31,33 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class EngineCall:
-    """One POST to llama-server."""
+    """One POST to llama-server. ``media``: images for its ``prompt``, in base64; see ``with_media``."""
 
     path: str
     body: Json
+    media: tuple[str, ...] = ()
+
+    def with_media(self, marker: str) -> Json:
+        """The body with its media; ``marker`` is what stands for one of them in llama-server's prompts.
+
+        ``[img-0]`` in the prompt says where the first one goes; those that the prompt does not place come
+        before it.
+        """
+        prompt = str(self.body["prompt"])
+        order: list[int] = []
+
+        def placed(match: re.Match[str]) -> str:
+            number = int(match[1])
+            if number in order or number >= len(self.media):
+                return match[0]
+            order.append(number)
+            return marker
+
+        text = _IMAGE_TAG.sub(placed, prompt)
+        first = [number for number in range(len(self.media)) if number not in order]
+        data = [self.media[number] for number in (*first, *order)]
+        prompt_value = {"prompt_string": marker * len(first) + text, "multimodal_data": data}
+        return {**self.body, "prompt": prompt_value}
 
 
 @dataclass(frozen=True)
@@ -59,7 +81,7 @@ class Translation:
 
 def chat(model: str, body: Json, facts: ModelFacts) -> Translation:
     """``POST /api/chat``; ``model`` is the requested name, for messages. Raises RequestError."""
-    stream, keep_alive_s = _flag(body, "stream", default=True), keep_alive(body.get("keep_alive"))
+    stream, keep_alive_s = flag(body, "stream", default=True), keep_alive(body.get("keep_alive"))
     messages = body.get("messages")
     if not isinstance(messages, list | None):
         raise RequestError("messages must be an array")
@@ -85,12 +107,12 @@ def chat(model: str, body: Json, facts: ModelFacts) -> Translation:
 
 def generate(model: str, body: Json, facts: ModelFacts) -> Translation:
     """``POST /api/generate``. Raises RequestError."""
-    stream, keep_alive_s = _flag(body, "stream", default=True), keep_alive(body.get("keep_alive"))
+    stream, keep_alive_s = flag(body, "stream", default=True), keep_alive(body.get("keep_alive"))
     prompt, suffix, system = (_text(body, name) for name in ("prompt", "suffix", "system"))
     images = body.get("images") or []
     if not isinstance(images, list):
         raise RequestError("images must be an array of base64 strings")
-    raw = _flag(body, "raw", default=False)
+    raw = flag(body, "raw", default=False)
     if not prompt and not suffix and not images:
         return Translation(None, stream, keep_alive_s)
     if images and "vision" not in facts.capabilities:
@@ -105,11 +127,10 @@ def generate(model: str, body: Json, facts: ModelFacts) -> Translation:
     if raw:
         if system or body.get("template") or body.get("context"):
             raise RequestError("raw mode does not support template, system, or context")
-        if images:
-            raise RequestError("raw mode does not support images", "use /api/chat")
         call = _plain_call(body, facts, warnings)
         call["prompt"] = prompt
-        return Translation(EngineCall("/completion", call), stream, keep_alive_s, tuple(warnings))
+        media = tuple(bare_media(image) for image in images)
+        return Translation(EngineCall("/completion", call, media), stream, keep_alive_s, tuple(warnings))
     if body.get("template"):
         warnings.append("template is ignored: the model's own is used")
     messages: list[object] = [{"role": "system", "content": system}] if system else []
@@ -126,14 +147,9 @@ def keep_alive(value: object) -> float | None:
         # What is longer than a number of 64 bits can say is for ever, or was for ever ago.
         return float(max(-(2**63), min(value, 2**63)))
     if isinstance(value, str):
-        text = value.strip()
-        match = _DURATION.fullmatch(text)
-        if match:
-            parts = _DURATION_PART.findall(match[2])
-            seconds = sum(float(amount) * _UNIT_S[unit] for amount, unit in parts)
-            return -seconds if match[1] == "-" else seconds
-        if re.fullmatch(r"[-+]?\d{1,15}", text):
-            return float(text)
+        seconds = parse_seconds(value)
+        if seconds is not None:
+            return seconds
     raise RequestError(f"keep_alive {value!r} is no duration", 'give seconds, or a text such as "5m"')
 
 
@@ -211,7 +227,7 @@ def _logprobs(body: Json) -> dict[str, object]:
     top = body.get("top_logprobs")
     if top is not None and (isinstance(top, bool) or not isinstance(top, int) or not 0 <= top <= 20):
         raise RequestError("top_logprobs must be between 0 and 20")
-    if not _flag(body, "logprobs", default=False):
+    if not flag(body, "logprobs", default=False):
         return {}
     return {"logprobs": True, "top_logprobs": max(top or 0, 1)}
 
@@ -226,7 +242,8 @@ def _contents(messages: object) -> frozenset[str]:
     return frozenset()
 
 
-def _flag(body: Json, name: str, *, default: bool) -> bool:
+def flag(body: Json, name: str, *, default: bool) -> bool:
+    """A boolean of ``body``; null is as if absent. Raises RequestError."""
     value = body.get(name)
     if value is None:
         return default

@@ -5,6 +5,7 @@ The translation itself is in ``request`` and ``response``; what is said of the m
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Mapping
 
@@ -46,14 +47,16 @@ async def ps(exchange: Exchange) -> web.StreamResponse:
     """GET /api/ps."""
     context = exchange.context
     loaded = context.backend.status.state == "ready"
-    return json_reply(models.running(context.model, loaded, context.clocks.wall_ns()))
+    left_s = exchange.admission.keep_alive.left_s()
+    return json_reply(models.running(context.model, loaded, context.clocks.wall_ns(), left_s))
 
 
 async def show(exchange: Exchange) -> web.StreamResponse:
     """POST /api/show; older clients say ``name``."""
     _, body = await exchange.json_object()
     models.check_ollama(exchange.context, body.get("model") or body.get("name"))
-    return json_reply(models.show(exchange.context.model))
+    verbose = request.flag(body, "verbose", default=False)
+    return json_reply(models.show(exchange.context.model, verbose=verbose))
 
 
 async def pull(exchange: Exchange) -> web.StreamResponse:
@@ -96,17 +99,42 @@ async def _generate(exchange: Exchange, translate: Translate, *, is_chat: bool) 
         translation = await exchange.aside(len(raw), lambda: translate(model, body, facts))
         for warning in translation.warnings:
             logger.info("request %s: %s", exchange.id, warning)
+        if not exchange.admission.keep_alive.asked(translation.keep_alive_s) and not translation.unloads:
+            logger.debug("request %s: keep_alive is ignored: the model stays loaded", exchange.id)
         translator = Translator(Reply(model, is_chat, exchange.started_ns), exchange.context.clocks)
         if translation.call is None:
             return await _load(exchange, ticket, translation, translator)
         call = translation.call
         with exchange.observed(exchange.classified(body)):
-            headers = forwarded_headers(exchange.request.headers, exchange.id, has_body=True)
-            opening = exchange.upstream.send("POST", call.path, headers, dump(call.body))
+            opening = _opened(exchange, call)
             if translation.stream:
                 return await relay(exchange, ticket, opening, NdjsonForm(translator), patient=True)
             with ticket.cuttable():
                 return await _whole(opening, translator)
+
+
+async def _opened(exchange: Exchange, call: request.EngineCall) -> Answer:
+    """Send ``call``; what stands for an image in a prompt is the engine's secret and asked for first."""
+    headers = forwarded_headers(exchange.request.headers, exchange.id, has_body=True)
+    body = call.body
+    if call.media:
+        answer = await exchange.upstream.send("GET", "/props", headers, None)
+        try:
+            body = call.with_media(marker_of(await answer.read()))
+        finally:
+            answer.close()
+    return await exchange.upstream.send("POST", call.path, headers, dump(body))
+
+
+def marker_of(raw: bytes) -> str:
+    """What ``/props`` says. Raises EngineError."""
+    try:
+        marker = json.loads(raw)["media_marker"]
+    except (ValueError, KeyError, TypeError):
+        marker = None
+    if not isinstance(marker, str) or not marker:
+        raise EngineError("llama-server does not say how its prompts take images", "use /api/chat")
+    return marker
 
 
 async def _whole(opening: Opening, translator: Translator) -> web.StreamResponse:
@@ -131,9 +159,9 @@ async def _load(
     context = exchange.context
     with ticket.cuttable():
         if translation.unloads:
-            if context.unload is not None:
-                await context.unload()
+            exchange.admission.keep_alive.expire()
             return json_reply(translator.loaded("unload"))
+        exchange.admission.keep_alive.renew()
         await context.backend.ready(context.limits.hold_timeout_s)
     return json_reply(translator.loaded("load"))
 
