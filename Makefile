@@ -1,7 +1,7 @@
 # Each line calls one program; the programs live in scripts/ and in the package.
 PYTHON ?= python3
 
-.PHONY: demo test check build clean
+.PHONY: demo test check build bench-proxy clean
 
 demo: .venv/installed
 	.venv/bin/moe-proxy demo
@@ -14,6 +14,9 @@ check: .venv/installed-dev
 
 build: .venv/installed
 	.venv/bin/moe-proxy build
+
+bench-proxy: .venv/installed
+	.venv/bin/python scripts/bench_proxy
 
 clean:
 	rm -rf .venv build dist

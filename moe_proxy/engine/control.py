@@ -13,14 +13,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
-
-import aiohttp
+from urllib.parse import urlencode
 
 from moe_proxy.errors import ControlError, EngineError, EngineGoneError
+from moe_proxy.unix_http import UnansweredError, UnixHttp
 
 _log = logging.getLogger(__name__)
 
 _TIMEOUT_S = 5.0
+_HEADERS = (("Host", "localhost"), ("Content-Type", "application/json"))
 
 
 class EngineControl:
@@ -33,24 +34,18 @@ class EngineControl:
     def __init__(self, socket: Path, *, timeout_s: float = _TIMEOUT_S) -> None:
         self._socket = socket
         self._timeout_s = timeout_s
-        self._session: aiohttp.ClientSession | None = None
+        self._http: UnixHttp | None = None
 
     async def __aenter__(self) -> EngineControl:
-        # llama-server closes idle connections on its own; one connection per call never meets a closing one,
-        # and costs next to nothing on a Unix socket.
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.UnixConnector(str(self._socket), force_close=True),
-            timeout=aiohttp.ClientTimeout(total=self._timeout_s),
-            trust_env=False,
-        )
+        self._http = UnixHttp(self._socket)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        if self._http is not None:
+            self._http.close()
+            self._http = None
 
     async def experts(self) -> dict[str, Any]:
         """Mode, layout, tiers with budgets and use, policy, and the reasons for anything that is off."""
@@ -91,27 +86,47 @@ class EngineControl:
         query: Mapping[str, str] | None = None,
         body: Mapping[str, object] | None = None,
     ) -> dict[str, Any]:
-        if self._session is None:
-            raise EngineGoneError("the connection to llama-server is closed")
-        url = f"http://engine{path}"
+        target = f"{path}?{urlencode(query)}" if query else path
+        data = None if body is None else json.dumps(body, separators=(",", ":")).encode()
         try:
-            async with self._session.request(method, url, params=query or {}, json=body) as answer:
-                status, text = answer.status, await answer.text(errors="replace")
+            status, raw = await self._exchanged(method, target, data)
         except asyncio.TimeoutError as error:
             raise EngineGoneError(
                 f"llama-server did not answer {method} {path} within {self._timeout_s:g} s"
             ) from error
-        except (aiohttp.ClientError, OSError) as error:
+        except OSError as error:
             raise EngineGoneError(f"llama-server did not answer {method} {path}: {error}") from error
         try:
-            value = json.loads(text)
+            value = json.loads(raw)
         except ValueError:
             value = None
+        text = raw.decode("utf-8", "replace")
         if status != 200:
             raise ControlError(f"{method} {path} was refused with {status}: {_message_of(value, text)}")
         if not isinstance(value, dict):
             raise ControlError(f"{method} {path} gave no JSON object but {text[:80]!r}")
         return value
+
+    async def _exchanged(self, method: str, target: str, data: bytes | None) -> tuple[int, bytes]:
+        """Status and body; a call that a kept connection lost is made again, as none changes by that."""
+        fresh = False
+        while True:
+            if self._http is None:
+                raise EngineGoneError("the connection to llama-server is closed")
+            try:
+                answer = await self._http.send(
+                    method, target, _HEADERS, data, timeout_s=self._timeout_s, fresh=fresh
+                )
+            except UnansweredError as error:
+                # A kept connection that llama-server closed just now.
+                if fresh or not error.reused:
+                    raise
+                fresh = True
+                continue
+            try:
+                return answer.status, await answer.read()
+            finally:
+                answer.close()
 
 
 def _message_of(value: object, text: str) -> str:

@@ -1,33 +1,30 @@
 """Owns the connection to llama-server: sending, waiting for it, and what a broken connection means.
 
-It never reads or changes what is sent. One connection per request: llama-server closes idle ones after a few
-seconds, and a request lost to that race could not be told from one that was being computed.
+It never reads or changes what is sent. Connections are kept for a moment; llama-server closes idle ones by
+itself, so a kept one may be closed just when a request is sent: that is tried again, once, on a new one.
 """
 
 from __future__ import annotations
 
 import asyncio
-import io
 from collections.abc import Mapping
 
-import aiohttp
 from multidict import CIMultiDict, CIMultiDictProxy
-from yarl import URL
 
-from moe_proxy.errors import EngineGoneError
+from moe_proxy.errors import EngineGoneError, RequestError
 from moe_proxy.proxy.context import Backend, Clocks, Limits
+from moe_proxy.unix_http import ConnectFailedError, Response, UnansweredError, UnixHttp
 
 _RETRY_PAUSE_S = 0.05
 # How long a killed engine may take to let go of its memory; until then its socket takes connections.
 _DYING_S = 1.0
-_ONE_WRITE_BYTES = 64 << 10
 _GONE_HINT = "it is being restarted; try again"
 
 
 class Answer:
     """A response whose head has come. Close it in every case: that is how llama-server learns to stop."""
 
-    def __init__(self, response: aiohttp.ClientResponse, held_ns: int) -> None:
+    def __init__(self, response: Response, held_ns: int) -> None:
         self._response = response
         self.held_ns = held_ns
 
@@ -44,24 +41,25 @@ class Answer:
     @property
     def is_event_stream(self) -> bool:
         """Whether the body is server-sent events."""
-        return self._response.content_type == "text/event-stream"
+        content_type = self._response.headers.get("Content-Type", "")
+        return content_type.partition(";")[0].strip().lower() == "text/event-stream"
 
     async def chunk(self) -> bytes:
         """The next bytes as they came; empty at the end. Raises EngineGoneError when the body breaks off."""
         try:
-            return await self._response.content.readany()
-        except (aiohttp.ClientError, OSError) as error:
+            return await self._response.chunk()
+        except OSError as error:
             raise _broke_off() from error
 
     async def read(self) -> bytes:
         """The whole body. Raises EngineGoneError when it breaks off."""
         try:
             return await self._response.read()
-        except (aiohttp.ClientError, OSError) as error:
+        except OSError as error:
             raise _broke_off() from error
 
     def close(self) -> None:
-        """Close the connection, at once and for good."""
+        """Close the connection at once, unless the body was read to its end."""
         self._response.close()
 
 
@@ -72,18 +70,11 @@ class Upstream:
         self._backend = backend
         self._limits = limits
         self._clocks = clocks
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.UnixConnector(path=str(backend.socket), limit=0, force_close=True),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=None),
-            auto_decompress=False,
-            trust_env=False,
-            skip_auto_headers=("User-Agent", "Accept", "Content-Type"),
-            cookie_jar=aiohttp.DummyCookieJar(),
-        )
+        self._http = UnixHttp(backend.socket)
 
     async def close(self) -> None:
         """Close every connection."""
-        await self._session.close()
+        self._http.close()
 
     async def send(
         self, method: str, target: str, headers: Mapping[str, str] | CIMultiDict[str], body: bytes | None
@@ -96,43 +87,32 @@ class Upstream:
         """
         began_ns = self._clocks.monotonic_ns()
         give_up_s = self._clocks.monotonic_s() + self._limits.hold_timeout_s
-        refused, lost = 0, False
+        refused, lost, fresh = 0, False, False
         while True:
             await self._backend.ready(max(0.0, give_up_s - self._clocks.monotonic_s()))
             held_ns = self._clocks.monotonic_ns() - began_ns
             sent_s = self._clocks.monotonic_s()
             try:
-                return Answer(await self._request(method, target, headers, body), held_ns)
-            except aiohttp.ClientConnectorError as error:
+                response = await self._http.send(method, target, headers.items(), body, fresh=fresh)
+                return Answer(response, held_ns)
+            except ValueError as error:
+                raise RequestError(f"the request cannot be forwarded: {error}") from error
+            except ConnectFailedError as error:
                 refused += 1
                 if refused * _RETRY_PAUSE_S > self._limits.connect_retry_s:
                     raise EngineGoneError("llama-server does not accept connections", _GONE_HINT) from error
                 await asyncio.sleep(_RETRY_PAUSE_S)
-            except (aiohttp.ClientError, OSError) as error:
+            except OSError as error:
                 # Once and early: a request that kills the engine must not go on killing it, and what was
                 # computed for a while is not computed again behind the client's back.
-                if lost or self._clocks.monotonic_s() - sent_s > _DYING_S:
+                unanswered = isinstance(error, UnansweredError)
+                if lost or not unanswered or self._clocks.monotonic_s() - sent_s > _DYING_S:
                     raise EngineGoneError(
                         "llama-server closed the connection unanswered", _GONE_HINT
                     ) from error
-                lost = True
-                await asyncio.sleep(_RETRY_PAUSE_S)
-
-    async def _request(
-        self, method: str, target: str, headers: Mapping[str, str] | CIMultiDict[str], body: bytes | None
-    ) -> aiohttp.ClientResponse:
-        return await self._session.request(
-            method,
-            URL(f"http://localhost{target}", encoded=True),
-            headers=headers,
-            data=_payload(body),
-            allow_redirects=False,
-        )
-
-
-def _payload(body: bytes | None) -> bytes | io.BytesIO | None:
-    """A large body as a file: it is then written in pieces instead of in one go on the event loop."""
-    return body if body is None or len(body) <= _ONE_WRITE_BYTES else io.BytesIO(body)
+                lost = fresh = True
+                if not (isinstance(error, UnansweredError) and error.reused):
+                    await asyncio.sleep(_RETRY_PAUSE_S)
 
 
 def _broke_off() -> EngineGoneError:

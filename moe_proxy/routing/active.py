@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+
 from moe_proxy.routing.prior import Array, Prior, domain_weights, mixture, prior_of, total_variation
 from moe_proxy.routing.router_map import RouterMap
 
@@ -19,10 +21,15 @@ class ActiveRequests:
         self._kappa = kappa
         self._min_distance = min_distance
         self._distributions: dict[str, Mapping[str, float]] = {}
+        # Of each of them its share of every domain of the map; nothing without a map or a domain in it.
+        self._shares: dict[str, Array] = {}
+        # The sum of the shares. Kept, because adding up all of them twice per request is most of the work.
+        self._total: Array | float = 0.0
         self._current: Prior | None = None
-        # What the last prior was made of: its domains' weights, and the picks they mix to.
-        self._weights: Array | None = None
+        # The picks of the last prior; the weights looked at last, and how far their picks are from it.
         self._picks: Array | None = None
+        self._weights: Array | None = None
+        self._distance = 0.0
 
     def __len__(self) -> int:
         return len(self._distributions)
@@ -35,12 +42,17 @@ class ActiveRequests:
     def use(self, router_map: RouterMap | None) -> None:
         """Make priors from ``router_map`` from the next change of the active requests on."""
         self._map = router_map
+        self._shares, self._total = {}, 0.0
+        for request_id, distribution in self._distributions.items():
+            self._add(request_id, distribution)
         # Equal weights no longer mean equal mixtures.
         self._weights = None
 
     def begin(self, request_id: str, distribution: Mapping[str, float]) -> Prior | None:
         """Add a request (an empty distribution is an abstention); the prior to push now, or None."""
         self._distributions[request_id] = distribution
+        self._drop(request_id)
+        self._add(request_id, distribution)
         return self._moved()
 
     def end(self, request_id: str) -> Prior | None:
@@ -49,21 +61,36 @@ class ActiveRequests:
         When the last one leaves, the prior stays: the next request is likely to be of the same kind.
         """
         self._distributions.pop(request_id, None)
+        self._drop(request_id)
         return self._moved() if self._distributions else None
 
+    def _add(self, request_id: str, distribution: Mapping[str, float]) -> None:
+        share = domain_weights(self._map, (distribution,))
+        if share is not None:
+            self._shares[request_id] = share
+            self._total = self._total + share
+
+    def _drop(self, request_id: str) -> None:
+        share = self._shares.pop(request_id, None)
+        if share is not None:
+            # From zero again whenever nobody is left, so that rounding never adds up.
+            self._total = self._total - share if self._shares else 0.0
+
     def _moved(self) -> Prior | None:
-        weights = domain_weights(self._map, tuple(self._distributions.values()))
-        if self._map is None or weights is None:
+        if self._map is None or isinstance(self._total, float):
             return None
-        # Mixtures are never further apart than their weights, which are few: most requests end here.
-        if self._near(self._weights, weights):
-            return None
+        weights: Array = self._total / len(self._shares)
+        # Mixtures are never further apart than their weights, which are few. So how far the mixture looked at
+        # last is from the pushed one, and its weights from these, is a bound: most requests end here.
+        if self._weights is not None:
+            step = float(np.abs(weights - self._weights).sum()) / 2
+            if self._distance + step <= self._min_distance:
+                return None
         picks = mixture(self._map, weights)
-        if self._near(self._picks, picks):
+        self._weights = weights
+        self._distance = 0.0 if self._picks is None else total_variation(self._picks, picks)
+        if self._picks is not None and self._distance <= self._min_distance:
             return None
-        self._weights, self._picks = weights, picks
+        self._picks, self._distance = picks, 0.0
         self._current = prior_of(self._map, picks, self._kappa)
         return self._current
-
-    def _near(self, last: Array | None, now: Array) -> bool:
-        return last is not None and total_variation(last, now) <= self._min_distance

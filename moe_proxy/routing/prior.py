@@ -50,10 +50,11 @@ def domain_weights(router_map: RouterMap | None, active: Sequence[Mapping[str, f
     labels = tuple(router_map.domains)
     weights = np.zeros(len(labels))
     for distribution in active:
-        known = np.array([max(distribution.get(label, 0.0), 0.0) for label in labels])
-        total = sum(max(p, 0.0) for p in distribution.values())
-        share = known / total if total > 0 else known
-        weights += share + (1.0 - share.sum()) / len(labels)
+        # Plain numbers: there are few, and an array costs more than they do.
+        known = [max(distribution.get(label, 0.0), 0.0) for label in labels]
+        total = sum(max(p, 0.0) for p in distribution.values()) or 1.0
+        rest = (1.0 - sum(known) / total) / len(labels)
+        weights += [p / total + rest for p in known]
     weights /= len(active)
     return weights
 
