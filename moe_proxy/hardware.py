@@ -9,6 +9,7 @@ import logging
 import os
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 import pynvml
@@ -16,6 +17,9 @@ import pynvml
 logger = logging.getLogger(__name__)
 
 _UNLIMITED_BYTES = 2**63 - 1
+_PROCESS = Path("/proc/self/status")
+# Position of CAP_IPC_LOCK in the sets of /proc/PID/status; see capabilities(7).
+_CAP_IPC_LOCK = 14
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,10 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Hardware:
-    """What a plan may count on. ``memlock_limit_bytes`` is None where there is no limit or no answer."""
+    """What a plan may count on.
+
+    ``memlock_limit_bytes`` is None where there is no limit, none that holds for us, or no answer.
+    """
 
     ram_total_bytes: int
     ram_available_bytes: int
@@ -55,10 +62,27 @@ def probe() -> Hardware:
 def _memlock_limit_bytes() -> int | None:
     if sys.platform == "win32":
         return None
+    if _may_lock_without_limit():
+        return None
     import resource
 
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     return None if soft == resource.RLIM_INFINITY or soft >= _UNLIMITED_BYTES else soft
+
+
+def _may_lock_without_limit() -> bool:
+    """Whether a program that this process runs has CAP_IPC_LOCK, to which RLIMIT_MEMLOCK does not apply.
+
+    By capabilities(7), root's programs get the bounding set, other users' the ambient one.
+    """
+    wanted = "CapBnd" if os.geteuid() == 0 else "CapAmb"
+    try:
+        lines = _PROCESS.read_text(encoding="ascii").splitlines()
+        sets = dict(line.split(":\t", 1) for line in lines if line.startswith("Cap"))
+        return bool(int(sets[wanted], 16) >> _CAP_IPC_LOCK & 1)
+    except (OSError, ValueError, KeyError) as error:
+        logger.debug("no capabilities in %s: %s", _PROCESS, error)
+        return False
 
 
 def _gpus() -> tuple[Gpu, ...]:

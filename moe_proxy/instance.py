@@ -6,6 +6,7 @@ It never starts, stops or talks to anything.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from moe_proxy.files import write_text
 
 # A Unix socket's path must fit into sockaddr_un.sun_path, 108 bytes with its final zero on Linux.
 _SOCKET_PATH_BYTES = 107
+_PORT = re.compile("[1-9][0-9]{0,4}")
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,16 @@ class InstancePaths:
 def instance_paths(runtime_dir: Path, state_dir: Path, port: int) -> InstancePaths:
     """Paths of the instance on ``port``."""
     return InstancePaths(port, runtime_dir / str(port), state_dir / str(port))
+
+
+def running_ports(runtime_dir: Path, state_dir: Path) -> tuple[int, ...]:
+    """The ports on which proxies run whose files lie in these folders, sorted."""
+    try:
+        names = [entry.name for entry in runtime_dir.iterdir()]
+    except OSError:
+        return ()
+    ports = sorted(int(name) for name in names if _PORT.fullmatch(name))
+    return tuple(port for port in ports if running_proxy(instance_paths(runtime_dir, state_dir, port)))
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ class Report:
     started_s: float = field(default_factory=time.monotonic)
 
     async def stats(self) -> Mapping[str, object]:
-        """The JSON of ``/stats``; ``experts`` is None while the pager cannot be asked."""
+        """The JSON of ``/stats``; ``experts`` is None without a pager, and while it cannot be asked."""
         layout, status, feed = self.layout, self.supervisor.status, self.feed
         prior = self.activity.prior
         return {
@@ -63,6 +63,7 @@ class Report:
                 "failed": feed.failed,
             },
             "learned": self.learning.report() if self.learning else None,
+            "pager": self.control is not None,
             "experts": await self._experts(status),
             "recent": self.activity.recent(),
         }

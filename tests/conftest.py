@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from moe_proxy.config import load_settings
+from moe_proxy.config import Settings, load_settings
 from moe_proxy.engine.build import BuildRequest, EngineBuild, build_engine, engine_for
 from moe_proxy.engine.source import llama_cpp_tree
 from moe_proxy.model.demo_source import demo_path
@@ -29,6 +29,16 @@ FAKE_SERVER = Path(__file__).parent / "fakes" / "fake_llama_server.py"
 def cache_dir() -> Path:
     """The product's own cache directory, so that a second run builds nothing."""
     return load_settings({}).cache_dir
+
+
+@pytest.fixture
+def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings of this test alone, in this process: its own folders, no file, no variable."""
+    for name in Settings.model_fields:
+        monkeypatch.delenv(f"MOE_PROXY_{name.upper()}", raising=False)
+    monkeypatch.setenv("MOE_PROXY_CONFIG", str(tmp_path / "config.toml"))
+    for name in ("cache", "state", "runtime"):
+        monkeypatch.setenv(f"MOE_PROXY_{name.upper()}_DIR", str(tmp_path / name))
 
 
 def _engine(request: BuildRequest) -> EngineBuild:

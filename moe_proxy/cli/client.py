@@ -10,7 +10,7 @@ from typing import Any
 
 from moe_proxy.config import Settings
 from moe_proxy.errors import NotRunningError
-from moe_proxy.instance import InstancePaths, RunningProxy, instance_paths, running_proxy
+from moe_proxy.instance import InstancePaths, RunningProxy, instance_paths, running_ports, running_proxy
 
 # A local proxy is asked directly, whatever HTTP_PROXY says.
 _NOT_READY = 503
@@ -24,13 +24,17 @@ def paths_of(settings: Settings) -> InstancePaths:
 
 
 def find_proxy(settings: Settings) -> RunningProxy:
-    """The proxy on the port of ``settings``. Raises NotRunningError."""
+    """The proxy on the port of ``settings``. Raises NotRunningError, naming those on other ports."""
     proxy = running_proxy(paths_of(settings))
-    if proxy is None:
-        raise NotRunningError(
-            f"no proxy is running on port {settings.port}", "start one with: moe-proxy start"
-        )
-    return proxy
+    if proxy is not None:
+        return proxy
+    missing = f"no proxy is running on port {settings.port}"
+    others = running_ports(settings.runtime_dir, settings.state_dir)
+    if not others:
+        raise NotRunningError(missing, "start one with: moe-proxy start")
+    named = f"port {others[0]}" if len(others) == 1 else f"ports {', '.join(map(str, others))}"
+    verb = "one is" if len(others) == 1 else "some are"
+    raise NotRunningError(f"{missing}, {verb} on {named}", f"add --port {others[0]}")
 
 
 def get_json(proxy: RunningProxy, path: str, timeout_s: float = 5.0) -> Any:

@@ -43,17 +43,18 @@ class Finding:
 @click.command(epilog="Example: moe-proxy doctor --model qwen3-30b-a3b-q4_k_m.gguf")
 @click.option("--port", type=click.IntRange(0, 65535), help="port of the proxy")
 @click.option("--model", type=click.Path(path_type=Path), help="also say whether this model fits")
+@click.option("--gpu/--cpu", default=None, help="look at what start with the same flag would use")
 @click.option("--json", "as_json", is_flag=True, help="print the findings as JSON")
-def doctor(port: int | None, model: Path | None, as_json: bool) -> None:
+def doctor(port: int | None, model: Path | None, gpu: bool | None, as_json: bool) -> None:
     """Check compiler, engine, memory, GPU, port, model and a running proxy; exit code 1 on a failure."""
-    settings = load_settings({"port": port, "model": model})
+    settings = load_settings({"port": port, "model": model, "gpu": gpu})
     hardware = probe()
     findings = [
         Finding("ok", "moe-proxy", f"{__version__}, Python {sys.version.split()[0]}"),
         _engine(settings),
         _memory(hardware),
         _locking(hardware),
-        _gpu(hardware),
+        _gpu(settings, hardware),
         *_model(settings, hardware),
         _proxy(settings),
     ]
@@ -96,7 +97,7 @@ def _memory(hardware: Hardware) -> Finding:
 def _locking(hardware: Hardware) -> Finding:
     limit = hardware.memlock_limit_bytes
     if limit is None:
-        return Finding("ok", "memlock", "no limit on locked memory")
+        return Finding("ok", "memlock", "nothing limits how much memory may be locked")
     return Finding(
         "warn",
         "memlock",
@@ -105,11 +106,13 @@ def _locking(hardware: Hardware) -> Finding:
     )
 
 
-def _gpu(hardware: Hardware) -> Finding:
+def _gpu(settings: Settings, hardware: Hardware) -> Finding:
+    if not hardware.gpus and settings.gpu:
+        return Finding("fail", "gpu", "no NVIDIA GPU was found", "use --cpu, or see what nvidia-smi says")
     if not hardware.gpus:
         return Finding("ok", "gpu", "no NVIDIA GPU found; --cpu is the way here")
     named = ", ".join(f"{gpu.name} {bytes_text(gpu.vram_total_bytes)}" for gpu in hardware.gpus)
-    if shutil.which("nvcc") is None:
+    if shutil.which("nvcc") is None and settings.engine is None:
         return Finding("warn", "gpu", f"{named}, but no nvcc", "install the CUDA toolkit to use --gpu")
     return Finding("ok", "gpu", named)
 

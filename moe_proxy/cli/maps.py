@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from pathlib import Path
 
 import click
@@ -22,7 +23,7 @@ from moe_proxy.model.layout import layout_of
 from moe_proxy.proxy.listening import free_port
 from moe_proxy.routing.foreign import FORMS, ONE_DOMAIN, export, load_any
 from moe_proxy.routing.map_facts import coverage, keep_top, merge, overlap, picture
-from moe_proxy.routing.router_map import ModelKey, check, dump, load
+from moe_proxy.routing.router_map import ModelKey, check, doubts, dump, load
 
 
 @click.command(epilog="Example: moe-proxy collect --model qwen3-30b-a3b-q4_k_m.gguf --output qwen3.json")
@@ -169,10 +170,16 @@ def reset_map(port: int | None) -> None:
     "--model", type=click.Path(path_type=Path), help="also check that the map belongs to this model"
 )
 def check_map(file: Path, model: Path | None) -> None:
-    """Say whether FILE is a well-formed router map."""
+    """Say whether FILE is a usable router map; exit code 1 for a doubtful one, 2 for one that is none."""
     loaded = load(file)
-    warnings = check(loaded, layout_of(read_header(model))) if model else []
+    warnings = check(loaded, layout_of(read_header(model))) if model else doubts(loaded)
     for domain, counts in sorted(loaded.domains.items()):
         click.echo(f"{domain:15s} {counts.tokens} tokens, {len(counts.layers)} layers")
     for warning in warnings:
         click.echo(f"warning: {warning}")
+    owner = f"a router map of {loaded.model.name}"
+    if warnings:
+        click.echo(f"{file}: {owner}, but doubtful: see the warnings")
+        sys.exit(1)
+    tested = "and this is its model" if model else "not compared with a model: add --model"
+    click.echo(f"{file}: ok, {owner}; {tested}")

@@ -52,9 +52,14 @@ def _summary(body: Json) -> Table:
     )
     domains = ", ".join(f"{name} {count}" for name, count in sorted(requests["domains"].items()))
     table.add_row("domains", domains or "none yet")
+    if not body.get("pager", True):
+        table.add_row("expert pager", "off: no experts are counted, and no prior is used")
+        return table
     source = prior["map"] or "none for this model: the pager lives on its own counts"
     table.add_row("router map", source)
     table.add_row("prior", f"{prior['id'] or 'none'}, {prior['pushed']} pushed, {prior['failed']} failed")
+    if not body["experts"]:
+        table.add_row("experts", "not known: the engine does not answer now")
     return table
 
 
@@ -84,14 +89,15 @@ def _experts(body: Json) -> Table:
 
 
 def _recent(body: Json) -> Table:
-    table = _table("Last requests", "path", "domain", "confidence", "tokens", "hit rate", "seconds")
+    counted = ("tokens", "hit rate") if body.get("pager", True) else ()
+    table = _table("Last requests", "path", "domain", "confidence", *counted, "seconds")
     for request in body["recent"]:
+        counts = (str(request["tokens"]), percent_text(request["hits"], request["picks"])) if counted else ()
         table.add_row(
             request["path"],
             request["domain"] or "-",
             f"{request['confidence']:.2f}",
-            str(request["tokens"]),
-            percent_text(request["hits"], request["picks"]),
+            *counts,
             f"{request['seconds']:.2f}",
         )
     return table

@@ -167,6 +167,12 @@ def check(router_map: RouterMap, layout: ModelLayout) -> list[str]:
                 f" {of_model.name!r} ({what} {_short(ours)})",
                 "use the map of this model, make one with `moe-proxy collect`, or start without a map",
             )
+    return doubts(router_map)
+
+
+def doubts(router_map: RouterMap) -> list[str]:
+    """What makes a well-formed map of little use, one warning each; whichever model it is of."""
+    of_map = router_map.model
     if not router_map.domains:
         return ["the router map holds no domain, so there is no prior"]
     total = sum(router_map.counts.values(), np.zeros((len(of_map.layers), of_map.experts), np.int64))

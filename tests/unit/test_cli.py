@@ -18,7 +18,6 @@ from urllib.error import HTTPError
 import pytest
 from rich.console import Console
 
-from moe_proxy import cli
 from moe_proxy.cli import serve as serve_module
 from moe_proxy.cli.client import get_json
 from moe_proxy.cli.logs import followed
@@ -27,24 +26,9 @@ from moe_proxy.config import Settings
 from moe_proxy.errors import ConfigError, EngineStartError, NotRunningError
 from moe_proxy.instance import RunningProxy, instance_paths
 from moe_proxy.proxy.listening import free_port
+from tests.support.command_line import run_main
 
-
-@pytest.fixture(autouse=True)
-def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Folders of this test alone."""
-    for name in Settings.model_fields:
-        monkeypatch.delenv(f"MOE_PROXY_{name.upper()}", raising=False)
-    monkeypatch.setenv("MOE_PROXY_CONFIG", str(tmp_path / "config.toml"))
-    for name in ("cache", "state", "runtime"):
-        monkeypatch.setenv(f"MOE_PROXY_{name.upper()}_DIR", str(tmp_path / name))
-
-
-def _run(monkeypatch: pytest.MonkeyPatch, *args: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["moe-proxy", *args])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert isinstance(ended.value.code, int)
-    return ended.value.code
+pytestmark = pytest.mark.usefixtures("own_folders")
 
 
 def test_a_failing_disk_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
@@ -54,7 +38,7 @@ def test_a_failing_disk_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: Any
         raise OSError(errno.ENOSPC, "No space left on device", "/x/y")
 
     monkeypatch.setattr(import_module("moe_proxy.cli.doctor"), "probe", full)
-    assert _run(monkeypatch, "doctor") == 1
+    assert run_main(monkeypatch, "doctor") == 1
     assert (
         capsys.readouterr().err == "moe-proxy: /x/y: No space left on device: check its rights and its disk\n"
     )
@@ -63,7 +47,7 @@ def test_a_failing_disk_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: Any
 def test_a_cache_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     """The model that ships is made in the cache; where that cannot be, the message says what to set."""
     monkeypatch.setenv("MOE_PROXY_CACHE_DIR", "/proc/nowhere")
-    assert _run(monkeypatch, "start", "--port", "0", "--engine", sys.executable) == 2
+    assert run_main(monkeypatch, "start", "--port", "0", "--engine", sys.executable) == 2
     assert "MOE_PROXY_CACHE_DIR" in capsys.readouterr().err
 
 
@@ -71,13 +55,13 @@ def test_an_output_that_knows_ascii_alone(monkeypatch: pytest.MonkeyPatch) -> No
     """A character that the output cannot show is escaped; the command goes on."""
     output = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", output)
-    assert _run(monkeypatch, "classify", "--json", "如何 write code") == 0
+    assert run_main(monkeypatch, "classify", "--json", "如何 write code") == 0
 
 
 def test_standard_input_of_any_bytes(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     """Text to classify need not be UTF-8."""
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff print hello world"), "utf-8"))
-    assert _run(monkeypatch, "classify", "--json") == 0
+    assert run_main(monkeypatch, "classify", "--json") == 0
     assert json.loads(capsys.readouterr().out)["domain"] == "codegen"
 
 
@@ -105,7 +89,7 @@ def test_port_0_from_anywhere_is_a_free_port(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(serve_module, "check_port_is_free", stop_here)
     monkeypatch.setenv("MOE_PROXY_PORT", "0")
-    assert _run(monkeypatch, "start") == 2
+    assert run_main(monkeypatch, "start") == 2
     assert seen[0] > 0
 
 
@@ -199,7 +183,7 @@ def test_names_are_no_markup(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> No
     stats_module = import_module("moe_proxy.cli.stats")  # the package has a command of this name
     monkeypatch.setattr(stats_module, "find_proxy", lambda settings: None)
     monkeypatch.setattr(stats_module, "get_json", lambda proxy, path, timeout_s: body)
-    assert _run(monkeypatch, "stats") == 0
+    assert run_main(monkeypatch, "stats") == 0
     printed = capsys.readouterr().out
     assert "m [/bold] :smile:" in printed
     assert "cannot run [/x]" in printed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pynvml
@@ -72,6 +73,36 @@ def test_a_driver_that_refuses(monkeypatch: pytest.MonkeyPatch, broken: str, gpu
 def test_no_limit_on_locked_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nothing limits locked memory, the limit is None."""
     resource = pytest.importorskip("resource")
+    monkeypatch.setattr(hardware, "_may_lock_without_limit", lambda: False)
     for limit, expected in ((resource.RLIM_INFINITY, None), (65536, 65536)):
         monkeypatch.setattr(resource, "getrlimit", lambda which, limit=limit: (limit, limit))
         assert hardware.probe().memlock_limit_bytes == expected
+
+
+@pytest.mark.parametrize(
+    ("user", "bounding", "ambient", "limited"),
+    [
+        (0, 1 << 14, 0, False),
+        (0, 0xFFFF & ~(1 << 14), 0, True),
+        (1000, 1 << 14, 0, True),
+        (1000, 0, 1 << 14, False),
+        (0, None, None, True),
+    ],
+)
+def test_a_limit_that_does_not_hold(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    user: int,
+    bounding: int | None,
+    ambient: int | None,
+    limited: bool,
+) -> None:
+    """RLIMIT_MEMLOCK is none for what has CAP_IPC_LOCK: root's programs, unless it was taken away."""
+    resource = pytest.importorskip("resource")
+    status = tmp_path / "status"
+    if bounding is not None:
+        status.write_text(f"Name:\tx\nCapBnd:\t{bounding:016x}\nCapAmb:\t{ambient:016x}\n")
+    monkeypatch.setattr(hardware, "_PROCESS", status)
+    monkeypatch.setattr(hardware.os, "geteuid", lambda: user)
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (65536, 65536))
+    assert hardware.probe().memlock_limit_bytes == (65536 if limited else None)

@@ -1,0 +1,141 @@
+"""What commands report: true for what runs, and with the exit code that a script needs."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moe_proxy.config import Settings
+from moe_proxy.hardware import Gpu, Hardware
+from moe_proxy.instance import RunningProxy, instance_paths, start_time_s, write_record
+from moe_proxy.resources import data_path
+from tests.support.command_line import run_main
+
+pytestmark = pytest.mark.usefixtures("own_folders")
+PLANTED_MAP = data_path("maps") / "planted-moe.json"
+CARD = Gpu(0, "Card", 8 * 2**30, 8 * 2**30, "8.9")
+
+
+def _findings(monkeypatch: pytest.MonkeyPatch, capsys: Any, hardware: Hardware, *args: str) -> Any:
+    """What doctor says on ``hardware``, by subject."""
+    monkeypatch.setattr(import_module("moe_proxy.cli.doctor"), "probe", lambda: hardware)
+    run_main(monkeypatch, "doctor", "--port", "0", "--json", *args)
+    return {finding["subject"]: finding for finding in json.loads(capsys.readouterr().out)}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "flag", "level"),
+    [((), "--cpu", "ok"), ((), "--gpu", "fail"), ((CARD,), "--gpu", "ok")],
+)
+def test_doctor_looks_at_what_start_would_use(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any, gpus: tuple[Gpu, ...], flag: str, level: str
+) -> None:
+    """doctor takes --gpu/--cpu as start does: without a card, --gpu is a failure and --cpu is none."""
+    hardware = Hardware(8 * 2**30, 4 * 2**30, 4, None, gpus)
+    monkeypatch.setenv("MOE_PROXY_ENGINE", sys.executable)
+    found = _findings(monkeypatch, capsys, hardware, flag)
+    assert found["gpu"]["level"] == level
+
+
+@pytest.mark.parametrize(("limit", "level"), [(None, "ok"), (65536, "warn")])
+def test_doctor_warns_of_a_limit_that_holds(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any, limit: int | None, level: str
+) -> None:
+    """A finding with its cure stands where there is something to cure, and nowhere else."""
+    found = _findings(monkeypatch, capsys, Hardware(8 * 2**30, 4 * 2**30, 4, limit, ()))
+    assert found["memlock"]["level"] == level
+
+
+def _stats(monkeypatch: pytest.MonkeyPatch, capsys: Any, **changes: Any) -> str:
+    body = {
+        "model": {"name": "m"},
+        "engine": {"state": "ready", "reason": "", "restarts": 0},
+        "requests": {"total": 1, "active": 0, "failed": 0, "domains": {"math": 1}},
+        "prior": {"map": None, "id": None, "pushed": 0, "failed": 0},
+        "pager": True,
+        "experts": None,
+        "recent": [
+            {
+                "path": "/x",
+                "domain": "math",
+                "confidence": 1,
+                "tokens": 0,
+                "picks": 0,
+                "hits": 0,
+                "seconds": 1,
+            }
+        ],
+    }
+    monkeypatch.setenv("COLUMNS", "200")
+    module = import_module("moe_proxy.cli.stats")  # the package has a command of this name
+    monkeypatch.setattr(module, "find_proxy", lambda settings: None)
+    monkeypatch.setattr(module, "get_json", lambda proxy, path, timeout_s: body | changes)
+    assert run_main(monkeypatch, "stats") == 0
+    printed: str = capsys.readouterr().out
+    return printed
+
+
+def test_stats_without_a_pager_say_so(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """`stats` shows what really happened: without a pager nothing was counted, and no 0 stands for it."""
+    printed = _stats(monkeypatch, capsys, pager=False)
+    assert "expert pager  off" in printed
+    assert "router map" not in printed
+    assert "hit rate" not in printed
+
+
+def test_stats_of_a_silent_engine_say_so(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """An engine that does not answer leaves no silent gap in the report."""
+    printed = _stats(monkeypatch, capsys)
+    assert "not known" in printed
+    assert "router map" in printed
+    assert "hit rate" in printed
+
+
+def test_a_good_map_is_called_ok(monkeypatch: pytest.MonkeyPatch, capsys: Any, planted_model: Path) -> None:
+    """`map check` ends with one line of verdict; of a good map the exit code is 0."""
+    assert run_main(monkeypatch, "map", "check", str(PLANTED_MAP)) == 0
+    assert "planted-moe.json: ok" in capsys.readouterr().out.splitlines()[-1]
+    assert run_main(monkeypatch, "map", "check", str(PLANTED_MAP), "--model", str(planted_model)) == 0
+    assert "and this is its model" in capsys.readouterr().out.splitlines()[-1]
+
+
+@pytest.mark.parametrize("defect", ["no domains", "constant"])
+def test_a_doubtful_map_is_called_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path, defect: str
+) -> None:
+    """A map that nothing can be learned from is well formed and yet not ok: exit code 1, with the reason."""
+    content = json.loads(PLANTED_MAP.read_text())
+    if defect == "no domains":
+        content["domains"] = {}
+    else:
+        for domain in content["domains"].values():
+            for layer, row in domain["layers"].items():
+                used = content["model"]["experts_used"]
+                domain["layers"][layer] = [sum(row) // used] * used + [0] * (len(row) - used)
+    path = tmp_path / "map.json"
+    path.write_text(json.dumps(content))
+    assert run_main(monkeypatch, "map", "check", str(path)) == 1
+    *_, warning, verdict = capsys.readouterr().out.splitlines()
+    assert warning.startswith("warning: ")
+    assert "doubtful" in verdict
+
+
+@pytest.mark.parametrize("command", ["status", "stop", "stats"])
+def test_the_wrong_port_names_the_one_that_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any, command: str
+) -> None:
+    """A message says what to do: where a proxy runs on another port, that port."""
+    monkeypatch.setattr(import_module("moe_proxy.cli.serve"), "end_proxy", None)
+    settings = Settings()
+    me = RunningProxy(os.getpid(), start_time_s(os.getpid()), "http://127.0.0.1:4242", "m", "0")
+    write_record(instance_paths(settings.runtime_dir, settings.state_dir, 4242), me)
+    (settings.runtime_dir / "no-port").mkdir()
+    assert run_main(monkeypatch, command, "--port", "4343") == 1
+    said = capsys.readouterr().err
+    assert "no proxy is running on port 4343, one is on port 4242: add --port 4242" in said
