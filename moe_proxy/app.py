@@ -9,7 +9,6 @@ import asyncio
 import hashlib
 import os
 import signal
-import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import aiohttp
 
 from moe_proxy import __version__
 from moe_proxy.activity import Activity
+from moe_proxy.config import Settings
 from moe_proxy.domains.base import DOMAINS
 from moe_proxy.engine.control import EngineControl, PriorFeed
 from moe_proxy.engine.launch import LaunchInputs, launch_of
@@ -26,13 +26,14 @@ from moe_proxy.engine.supervisor import EngineStatus, Launch, Supervisor, Superv
 from moe_proxy.errors import EngineError
 from moe_proxy.instance import InstancePaths, RunningProxy, start_time_s, write_record
 from moe_proxy.learning import Learning, learned_path
+from moe_proxy.live import Reloading, with_settings
 from moe_proxy.metrics import Metrics
-from moe_proxy.proxy.context import Limits, ModelCard, ProxyContext, SecurityPolicy
+from moe_proxy.proxy.context import Limits, ModelCard, ProxyContext
 from moe_proxy.proxy.keep_alive import KeepAlivePolicy
 from moe_proxy.proxy.listening import Listening
 from moe_proxy.proxy.listening import serve as listen
 from moe_proxy.proxy.ollama.models import capabilities_of
-from moe_proxy.proxy.server import make_app
+from moe_proxy.proxy.server import change, make_app
 from moe_proxy.report import Report
 from moe_proxy.routing.active import ActiveRequests
 from moe_proxy.routing.collect import builtin_prompts, collect
@@ -100,10 +101,12 @@ async def serve(
     paths: InstancePaths,
     engine_args: tuple[str, ...],
     announce: Callable[[str], None],
+    load: Callable[[], Settings],
 ) -> None:
     """Serve until SIGTERM or SIGINT; the second of them cuts what is still running.
 
-    ``announce`` is told where the proxy listens and when it is ready. Raises EngineStartError when the model
+    ``announce`` is told where the proxy listens and when it is ready, ``load`` reads the settings anew for
+    SIGHUP. Raises EngineStartError when the model
     cannot be loaded, ConfigError when the port cannot be had.
     """
     settings = served.settings
@@ -148,22 +151,26 @@ async def serve(
             classifier=served.classifier,
             domain_labels=frozenset(DOMAINS)
             | frozenset(served.router_map.domains if served.router_map else ()),
-            limits=Limits(
-                hold_timeout_s=settings.hold_timeout_s,
-                drain_s=settings.drain_s,
-                max_in_flight=settings.max_in_flight,
-            ),
-            security=SecurityPolicy(host_name=socket.gethostname()),
+            limits=Limits(hold_timeout_s=settings.hold_timeout_s),
             metrics=metrics,
-            unknown_model=settings.unknown_model,
             unload=engine.supervisor.rest,
             keep_alive=KeepAlivePolicy(settings.keep_alive_policy == "obey", settings.keep_alive_s),
         )
-        listening = await listen(make_app(context), settings.host, settings.port)
+        context = await asyncio.to_thread(with_settings, context, settings)
+        app = make_app(context)
+        listening = await listen(app, settings.host, settings.port)
+        reloading = await stack.enter_async_context(
+            Reloading(settings, context, load, lambda changed: change(app, changed), announce)
+        )
         loop = asyncio.get_running_loop()
         for name in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(name, on_signal)
-        loop.add_signal_handler(signal.SIGHUP, engine.supervisor.reopen_log)
+
+        def on_hangup() -> None:
+            engine.supervisor.reopen_log()
+            reloading.ask()
+
+        loop.add_signal_handler(signal.SIGHUP, on_hangup)
         record = RunningProxy(
             os.getpid(), start_time_s(os.getpid()), listening.url, served.alias, __version__
         )

@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import platformdirs
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import (
     BaseSettings,
+    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     TomlConfigSettingsSource,
@@ -26,6 +27,15 @@ from moe_proxy.errors import ConfigError
 APP = "moe-proxy"
 DEFAULT_PORT = 11435
 DEFAULT_CLASSIFIERS = "keyword,tfidf"
+
+# Several words: a list in the file, separated by commas in a variable.
+Words = Annotated[tuple[str, ...], NoDecode]
+# Never repeated to anybody, not even to say what is wrong with it.
+_SECRETS = frozenset({"api_key"})
+# What a request is about is not for the configuration to change.
+_NO_PARAMETERS = frozenset(
+    {"model", "messages", "prompt", "input", "input_prefix", "input_suffix", "stream", "stream_options"}
+)
 
 
 def config_path() -> Path:
@@ -49,8 +59,13 @@ class Settings(BaseSettings):
 
     model: Path | None = Field(None, description="GGUF file to serve; none: the model that ships")
     alias: str | None = Field(None, description="name of the model towards clients; none: the file's stem")
+    aliases: Words = Field((), description="more names that mean the model")
     host: str = Field("127.0.0.1", description="address to listen on; the default also listens on ::1")
     insecure: bool = Field(False, description="listen on an address that others reach, without a key")
+    api_key: SecretStr | None = Field(None, description="key that clients must send; no flag has it")
+    api_key_file: Path | None = Field(None, description="file of such keys, one a line")
+    allowed_hosts: Words = Field((), description="Host headers that are answered beside the local ones")
+    allowed_origins: Words = Field((), description="origins of web pages that may ask, * stands for anything")
     port: int = Field(DEFAULT_PORT, ge=0, le=65535)
     gpu: bool = Field(False, description="use the NVIDIA GPU for everything but the experts")
     pager: bool = Field(True, description="the expert pager; off is stock llama.cpp")
@@ -79,6 +94,10 @@ class Settings(BaseSettings):
     threads: int | None = Field(None, ge=1)
     engine: Path | None = Field(None, description="a llama-server to use instead of building one")
     unknown_model: Literal["strict", "any"] = Field("strict", description="Ollama routes: 404, or serve it")
+    unknown_model_openai: Literal["strict", "any"] = Field("any", description="the same for all other routes")
+    strip_parameters: Words = Field((), description="parameters that are taken out of every request")
+    set_parameters: dict[str, Any] = Field({}, description="parameters that every request gets")
+    ollama_defaults: bool = Field(False, description="Ollama's sampling defaults on its routes")
     keep_alive_policy: Literal["ignore-short", "obey"] = Field(
         "ignore-short", description="ignore-short: only keep_alive 0 without a prompt unloads; obey: timers"
     )
@@ -87,6 +106,7 @@ class Settings(BaseSettings):
     hold_timeout_s: float = Field(600.0, gt=0, description="how long a request waits for the model to load")
     drain_s: float = Field(30.0, ge=0, description="how long running streams may go on after SIGTERM")
     max_in_flight: int = Field(64, ge=1, description="requests accepted at once, waiting ones included")
+    access_log: Literal["off", "text", "json"] = Field("off", description="a line per request, on stdout")
     cache_dir: Path = Field(default_factory=lambda: platformdirs.user_cache_path(APP))
     state_dir: Path = Field(default_factory=lambda: platformdirs.user_state_path(APP))
     runtime_dir: Path = Field(default_factory=_runtime_path)
@@ -98,7 +118,20 @@ class Settings(BaseSettings):
             raise ValueError("it is no duration such as 5m, 1h30m or -1")
         return text
 
-    @field_validator("model", "router_map", "engine", "cache_dir", "state_dir", "runtime_dir")
+    @field_validator("aliases", "allowed_hosts", "allowed_origins", "strip_parameters", mode="before")
+    @classmethod
+    def _separated(cls, value: object) -> object:
+        return tuple(filter(None, map(str.strip, value.split(",")))) if isinstance(value, str) else value
+
+    @field_validator("strip_parameters", "set_parameters")
+    @classmethod
+    def _no_request(cls, names: Any) -> Any:
+        wrong = sorted(_NO_PARAMETERS.intersection(names))
+        if wrong:
+            raise ValueError(f"{wrong[0]} is what a request is about, not a parameter of it")
+        return names
+
+    @field_validator("model", "router_map", "engine", "cache_dir", "state_dir", "runtime_dir", "api_key_file")
     @classmethod
     def _with_home(cls, path: Path | None) -> Path | None:
         """``~`` as the shell reads it: in a file or a variable nobody else does."""
@@ -127,6 +160,12 @@ class Settings(BaseSettings):
         return seconds
 
     @property
+    def origins(self) -> tuple[str, ...]:
+        """``allowed_origins``, and those of OLLAMA_ORIGINS, which Ollama's users have set already."""
+        named = os.environ.get("OLLAMA_ORIGINS", "")
+        return (*self.allowed_origins, *filter(None, map(str.strip, named.split(","))))
+
+    @property
     def thresholds(self) -> Mapping[str, float]:
         """Thresholds of the classifiers that were given, by name."""
         given = {
@@ -152,10 +191,13 @@ def load_settings(flags: Mapping[str, Any]) -> Settings:
             raise ConfigError(
                 f"unknown setting {name!r}", f"remove it from {config_path()} or see docs/config.md"
             ) from error
+        secret = name in _SECRETS
+        value = "" if secret else f" = {first['input']!r}"
+        flag = "" if secret else f"--{name.replace('_', '-')}, "
         raise ConfigError(
-            f"setting {name} = {first['input']!r}: {first['msg'].lower()}",
-            f"set it with --{name.replace('_', '-')}, MOE_PROXY_{name.upper()} or in {config_path()}",
-        ) from error
+            f"setting {name}{value}: {first['msg'].lower()}",
+            f"set it with {flag}MOE_PROXY_{name.upper()} or in {config_path()}",
+        ) from (None if secret else error)
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"cannot read {config_path()}: {error}", "correct the file or move it away"

@@ -10,6 +10,7 @@ MoeProxyError
 │   │   └── NotMoeError       no expert tensors
 │   └── RouterMapError    malformed map, or the map of another model
 ├── RequestError          the HTTP request is wrong                          exit 2, 400
+│   ├── UnauthorizedError no API key, or a wrong one                                 401
 │   ├── ForbiddenError    Host, Origin or target is not allowed                      403
 │   ├── ModelNotFoundError                                                           404
 │   ├── BodyStalledError                                                             408
@@ -85,6 +86,13 @@ class RequestError(MoeProxyError):
     http_status = 400
     openai_type = "invalid_request_error"
     exit_code = 2
+
+
+class UnauthorizedError(RequestError):
+    """An API key is needed, and none or a wrong one came."""
+
+    http_status = 401
+    openai_type = "authentication_error"
 
 
 class ForbiddenError(RequestError):

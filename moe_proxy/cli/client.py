@@ -9,11 +9,12 @@ from http.client import HTTPException
 from typing import Any
 
 from moe_proxy.config import Settings
-from moe_proxy.errors import NotRunningError
+from moe_proxy.errors import ConfigError, NotRunningError
 from moe_proxy.instance import InstancePaths, RunningProxy, instance_paths, running_ports, running_proxy
 
 # A local proxy is asked directly, whatever HTTP_PROXY says.
 _NOT_READY = 503
+_NO_KEY = 401
 
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -37,18 +38,26 @@ def find_proxy(settings: Settings) -> RunningProxy:
     raise NotRunningError(f"{missing}, {verb} on {named}", f"add --port {others[0]}")
 
 
-def get_json(proxy: RunningProxy, path: str, timeout_s: float = 5.0) -> Any:
+def get_json(proxy: RunningProxy, path: str, timeout_s: float = 5.0, keys: tuple[str, ...] = ()) -> Any:
     """GET ``path``, parsed; of the errors, 503 alone is an answer: not ready, and why.
 
-    Raises NotRunningError when nothing that is understood comes in time.
+    Of the ``keys``, the first is sent. Raises NotRunningError when nothing that is understood comes in time,
+    ConfigError when another key is needed.
     """
     url = proxy.url + path
+    headers = {"Authorization": f"Bearer {keys[0]}"} if keys else {}
     try:
         try:
-            with _OPENER.open(url, timeout=timeout_s) as response:
+            request = urllib.request.Request(url, headers=headers)  # noqa: S310 - an http URL, our own
+            with _OPENER.open(request, timeout=timeout_s) as response:
                 return json.load(response)
         except urllib.error.HTTPError as error:
             with error:
+                if error.code == _NO_KEY:
+                    raise ConfigError(
+                        f"the proxy at {proxy.url} wants an API key",
+                        "set MOE_PROXY_API_KEY or MOE_PROXY_API_KEY_FILE to one of its keys",
+                    ) from error
                 if error.code != _NOT_READY:
                     raise
                 return json.load(error)

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from moe_proxy.cli.client import get_json, paths_of
-from moe_proxy.cli.serve import end_proxy, engine_for_start, examined, start_detached
+from moe_proxy.cli.serve import end_proxy, engine_for_start, examined, start_detached, these_alone
 from moe_proxy.cli.units import percent_text
 from moe_proxy.config import load_settings
 from moe_proxy.engine.control import EngineControl
@@ -65,7 +65,7 @@ def demo() -> None:
     paths = paths_of(settings)
     paths.prepare()
     server = engine_for_start(settings, None, progress)
-    start_detached(settings, server, (), paths, progress)
+    start_detached(settings, these_alone(settings, server), (), paths, progress)
     proxy = running_proxy(paths)
     if proxy is None:
         raise NotRunningError("the proxy ended as soon as it was ready", f"see {paths.proxy_log}")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import click
 import psutil
 from rich.console import Console
 
+from moe_proxy.access import key_digests
 from moe_proxy.app import serve
 from moe_proxy.cli.build import built_engine, progress_report
 from moe_proxy.cli.client import find_proxy, get_json, paths_of
@@ -69,6 +71,9 @@ def engine_for_start(settings: Settings, source: Path | None, console: Console) 
 @click.option(
     "--insecure", is_flag=True, default=None, help="listen where others can reach it, without a key"
 )
+@click.option(
+    "--api-key-file", type=click.Path(path_type=Path), help="file of keys, one a line; clients must send one"
+)
 @click.option("--port", type=click.IntRange(0, 65535), help="port; default 11435, 0 takes a free one")
 @click.option("--gpu/--cpu", default=None, help="use an NVIDIA GPU for everything but the experts")
 @click.option("--pager/--no-pager", default=None, help="the expert pager; without it: stock llama.cpp")
@@ -98,7 +103,8 @@ def start(source: Path | None, detach: bool, engine_args: tuple[str, ...], **fla
     settings = load_settings(flags)
     if settings.port == 0:
         settings = settings.model_copy(update={"port": free_port(settings.host, 0)})
-    check_exposure(settings)
+    flags["port"] = settings.port
+    key_digests(settings)
     console = Console(stderr=True)
     paths = paths_of(settings)
     check_port_is_free(settings, paths)
@@ -107,9 +113,12 @@ def start(source: Path | None, detach: bool, engine_args: tuple[str, ...], **fla
     server = engine_for_start(settings, source, console)
     describe(served, console)
     if detach:
-        start_detached(settings, server, engine_args, paths, console)
+        # The same sources as here, so that the same can be reloaded.
+        told = {name: value for name, value in flags.items() if value is not None} | {"engine": server}
+        start_detached(settings, os.environ | variables(told), engine_args, paths, console)
     else:
-        asyncio.run(serve(served, server, paths, engine_args, lambda line: say(console, line)))
+        announce = partial(say, console)
+        asyncio.run(serve(served, server, paths, engine_args, announce, lambda: load_settings(flags)))
 
 
 def examined(settings: Settings, console: Console) -> Served:
@@ -121,19 +130,26 @@ def examined(settings: Settings, console: Console) -> Served:
         return examine(settings, report)
 
 
-def check_exposure(settings: Settings) -> None:
-    """Raise ConfigError when other machines could reach the proxy and nobody said that they may."""
-    try:
-        loopback = settings.host == "localhost" or ipaddress.ip_address(settings.host).is_loopback
-    except ValueError as error:
-        raise ConfigError(
-            f"host {settings.host!r} is no IP address", "use 127.0.0.1, or an address of this machine"
-        ) from error
-    if not loopback and not settings.insecure:
-        raise ConfigError(
-            f"anybody who reaches {settings.host} could use the model",
-            "listen on 127.0.0.1 behind a reverse proxy that checks who asks, or add --insecure",
-        )
+def variables(told: Mapping[str, object]) -> dict[str, str]:
+    """Settings as environment variables."""
+    return {f"MOE_PROXY_{name.upper()}": _text(value) for name, value in told.items()}
+
+
+def these_alone(settings: Settings, server: Path) -> dict[str, str]:
+    """The environment of a proxy with these settings and no others, without a key.
+
+    What was left out on purpose must not come back from a variable or a file.
+    """
+    told = settings.model_dump(exclude_none=True, exclude={"api_key", "api_key_file"}) | {"engine": server}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("MOE_PROXY_")}
+    return kept | variables(told) | {"MOE_PROXY_CONFIG": os.devnull}
+
+
+def _text(value: object) -> str:
+    """As the settings read it from a variable."""
+    if isinstance(value, tuple):
+        return ",".join(value)
+    return json.dumps(value) if isinstance(value, dict) else str(value)
 
 
 def say(console: Console, line: str) -> None:
@@ -149,14 +165,16 @@ def describe(served: Served, console: Console) -> None:
 
 
 def start_detached(
-    settings: Settings, server: Path, engine_args: tuple[str, ...], paths: InstancePaths, console: Console
+    settings: Settings,
+    environment: Mapping[str, str],
+    engine_args: tuple[str, ...],
+    paths: InstancePaths,
+    console: Console,
 ) -> None:
-    """Run the same start in a process of its own; return when it is ready. Raises EngineStartError."""
-    told = settings.model_dump(exclude_none=True) | {"engine": server}
-    # These settings and no others: what was left out on purpose must not come back from a variable or a file.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("MOE_PROXY_")}
-    environment |= {f"MOE_PROXY_{name.upper()}": str(value) for name, value in told.items()}
-    environment["MOE_PROXY_CONFIG"] = os.devnull
+    """Run the same start in a process of its own, whose settings come from ``environment``.
+
+    Return when it is ready. Raises EngineStartError.
+    """
     argv = [sys.executable, "-m", "moe_proxy", "start", "--", *engine_args]
     with paths.proxy_log.open("wb") as log:
         process = subprocess.Popen(

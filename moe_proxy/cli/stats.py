@@ -10,6 +10,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from moe_proxy.access import read_keys
 from moe_proxy.cli.client import find_proxy, get_json
 from moe_proxy.cli.units import bytes_text, percent_text
 from moe_proxy.config import load_settings
@@ -24,7 +25,7 @@ def stats(port: int | None, as_json: bool) -> None:
     """Show requests, domains, the prior, and where experts were read from."""
     settings = load_settings({"port": port})
     # An engine that hangs is waited for; the proxy answers without it.
-    body = get_json(find_proxy(settings), "/stats", timeout_s=15.0)
+    body = get_json(find_proxy(settings), "/stats", timeout_s=15.0, keys=read_keys(settings))
     if as_json:
         click.echo(json.dumps(body))
         return

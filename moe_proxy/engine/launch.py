@@ -57,8 +57,8 @@ _OURS: Mapping[str, str] = {
     "--log-file": "use moe-proxy logs",
 }
 # Variables that llama-server obeys. One set for another llama-server must not change this one: what is wanted
-# here goes after the --.
-_FOREIGN_PREFIXES = ("LLAMA_ARG_", "LLAMA_SERVER_", "AIP_")
+# here goes after the --. Nor is anything of ours for its eyes: clients' keys may be among it.
+_FOREIGN_PREFIXES = ("LLAMA_ARG_", "LLAMA_SERVER_", "AIP_", "MOE_PROXY_")
 _FOREIGN = frozenset({"LLAMA_API_KEY", "MOE_PAGER", "MOE_PAGER_RAM_BYTES"})
 
 

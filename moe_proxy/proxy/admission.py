@@ -47,11 +47,11 @@ class Ticket:
 
 
 class Admission:
-    """The queue in front of the engine, and the end of it all."""
+    """The queue in front of the engine, and the end of it all. ``limits`` may be changed at any time."""
 
     def __init__(self, limits: Limits, metrics: Metrics, keep_alive: KeepAlive) -> None:
         self.keep_alive = keep_alive
-        self._limits = limits
+        self.limits = limits
         self._metrics = metrics
         self._tickets: set[Ticket] = set()
         self._idle = asyncio.Event()
@@ -64,11 +64,11 @@ class Admission:
         """A place for the running task. Raises BusyError: all are taken; NotRunningError: draining."""
         if self.draining:
             raise _shutting_down()
-        if len(self._tickets) >= self._limits.max_in_flight:
+        if len(self._tickets) >= self.limits.max_in_flight:
             raise BusyError(
-                f"all {self._limits.max_in_flight} places in the queue are taken",
+                f"all {self.limits.max_in_flight} places in the queue are taken",
                 "try again later",
-                self._limits.retry_after_s,
+                self.limits.retry_after_s,
             )
         task = asyncio.current_task()
         assert task is not None
@@ -108,7 +108,7 @@ class Admission:
             logger.warning("%d requests still run after %g s: cutting them", len(self._tickets), timeout_s)
             for ticket in list(self._tickets):
                 ticket.cut(_shutting_down())
-            await self._idle_within(self._limits.cut_grace_s)
+            await self._idle_within(self.limits.cut_grace_s)
 
     async def settle(self, timeout_s: float) -> None:
         """Wait for the follow-ups; those that take longer than ``timeout_s`` are cancelled."""

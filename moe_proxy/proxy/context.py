@@ -12,7 +12,9 @@ from typing import Literal, Protocol
 from moe_proxy.domains.base import Classification, Classifier
 from moe_proxy.metrics import Metrics
 from moe_proxy.model.gguf_header import GgufHeader
+from moe_proxy.proxy.access_log import AccessLog
 from moe_proxy.proxy.keep_alive import KeepAlivePolicy
+from moe_proxy.proxy.parameters import ParameterFilter
 
 UnknownModel = Literal["strict", "any"]
 StatsProvider = Callable[[], Awaitable[Mapping[str, object]]]
@@ -112,11 +114,15 @@ class Limits:
 
 @dataclass(frozen=True)
 class SecurityPolicy:
-    """Who may ask. Hosts and origins are patterns with ``*``, allowed beyond the built-in ones."""
+    """Who may ask. Hosts and origins are patterns with ``*``, allowed beyond the built-in ones.
+
+    ``key_digests`` are the SHA-256 of the keys of which a request must bring one; none: no key is needed.
+    """
 
     host_name: str = ""
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
+    key_digests: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -152,4 +158,13 @@ class ProxyContext:
     ollama_version: str = "0.13.0"
     unload: Callable[[], None] | None = None
     keep_alive: KeepAlivePolicy = field(default_factory=KeepAlivePolicy)
+    parameters: ParameterFilter = field(default_factory=ParameterFilter)
+    access_log: AccessLog | None = None
     new_id: Callable[[], str] = lambda: secrets.token_hex(8)
+
+
+class Live:
+    """The context that requests which come now are answered by; those under way keep the one they came to."""
+
+    def __init__(self, context: ProxyContext) -> None:
+        self.context = context

@@ -18,6 +18,7 @@ from aiohttp import web
 from moe_proxy import prompts
 from moe_proxy.domains.base import DOMAINS, Classification
 from moe_proxy.errors import BodyStalledError, BodyTooLargeError, RequestError
+from moe_proxy.proxy.access_log import AccessRecord
 from moe_proxy.proxy.admission import Admission
 from moe_proxy.proxy.context import ProxyContext
 from moe_proxy.proxy.replies import Family, family_of
@@ -49,6 +50,8 @@ class Exchange:
         self.started_s = context.clocks.monotonic_s()
         self.started_ns = context.clocks.monotonic_ns()
         self.committed = False
+        self._first_token_s: float | None = None
+        self._domain: str | None = None
 
     @property
     def target(self) -> str:
@@ -148,9 +151,25 @@ class Exchange:
 
     def first_token(self) -> None:
         """The first bytes that come from the model leave now."""
-        self.context.metrics.first_token(self.route, self.context.clocks.monotonic_s() - self.started_s)
+        self._first_token_s = self.context.clocks.monotonic_s() - self.started_s
+        self.context.metrics.first_token(self.route, self._first_token_s)
+
+    def record(self, status: int, duration_s: float) -> AccessRecord:
+        """What the access log says of the request."""
+        return AccessRecord(
+            time_ns=self.context.clocks.wall_ns(),
+            id=self.id,
+            client=self.request.remote or "-",
+            method=self.request.method,
+            path=self.path,
+            status=status,
+            duration_s=duration_s,
+            first_token_s=self._first_token_s,
+            domain=self._domain,
+        )
 
     def _counted(self, classification: Classification) -> Classification:
+        self._domain = classification.domain
         self.context.metrics.classified(classification.domain)
         return classification
 

@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from moe_proxy.errors import ConfigError, RequestError
-from moe_proxy.proxy.server import ADMISSION, CONTEXT
+from moe_proxy.proxy.server import ADMISSION, LIVE
 
 _BACKLOG = 1024
 _FREE_PORT_TRIES = 16
@@ -36,11 +36,11 @@ _logger.addFilter(_NotTheClientsFault())
 
 
 class Listening:
-    """A running server. ``port`` is the bound one; ``addresses`` are those it listens on."""
+    """A running server of ``app``. ``port`` is the bound one; ``addresses`` are those it listens on."""
 
     def __init__(self, app: web.Application, runner: web.AppRunner, sites: Sequence[web.SockSite], port: int,
                  addresses: tuple[str, ...]) -> None:  # fmt: skip
-        self._app = app
+        self.app = app
         self._runner = runner
         self._sites = sites
         self.port = port
@@ -63,13 +63,13 @@ class Listening:
             return
         for site in sites:
             await site.stop()
-        limit_s = self._app[CONTEXT].limits.drain_s if drain_s is None else drain_s
-        await self._app[ADMISSION].drain(limit_s)
+        limit_s = self.app[LIVE].context.limits.drain_s if drain_s is None else drain_s
+        await self.app[ADMISSION].drain(limit_s)
         await self._runner.cleanup()
 
     async def cut(self) -> None:
         """Do not wait any longer: a ``stop`` under way cuts its streams now."""
-        await self._app[ADMISSION].drain(0)
+        await self.app[ADMISSION].drain(0)
 
 
 async def serve(app: web.Application, host: str, port: int) -> Listening:

@@ -67,6 +67,9 @@ async def generate(exchange: Exchange) -> web.StreamResponse:
         raw, value = await exchange.json_object()
         check_media(value)
         models.check_openai(exchange.context, value.get("model"))
+        edited = exchange.context.parameters.applied(value)
+        if edited is not value:
+            raw = await exchange.aside(len(raw), lambda: dump(edited))
         headers = forwarded_headers(exchange.request.headers, exchange.id, has_body=True)
         with exchange.observed(exchange.classified(value)):
             opening = exchange.upstream.send("POST", exchange.target, headers, raw)

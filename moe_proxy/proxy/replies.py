@@ -7,7 +7,14 @@ from enum import Enum
 
 from aiohttp import web
 
-from moe_proxy.errors import BusyError, EngineError, ForbiddenError, MoeProxyError, NotRunningError
+from moe_proxy.errors import (
+    BusyError,
+    EngineError,
+    ForbiddenError,
+    MoeProxyError,
+    NotRunningError,
+    UnauthorizedError,
+)
 
 OLLAMA_BUSY = "server busy, please try again.  maximum pending requests exceeded"
 
@@ -89,4 +96,6 @@ def error_reply(family: Family, error: MoeProxyError) -> web.Response:
     seconds = retry_after_s(error)
     if seconds is not None:
         reply.headers["Retry-After"] = str(seconds)
+    if isinstance(error, UnauthorizedError):
+        reply.headers["WWW-Authenticate"] = "Bearer"
     return reply

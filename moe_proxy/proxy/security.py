@@ -1,10 +1,12 @@
-"""Owns which requests are looked at at all: host, origin, target, path, remote media. Pure.
+"""Owns which requests are looked at at all: host, origin, target, path, API key, remote media. Pure.
 
 It runs before a body is read and before a route is chosen, and it never answers anything itself.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import re
 import string
 from collections.abc import Iterator, Mapping
@@ -13,13 +15,15 @@ from fnmatch import fnmatchcase
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
-from moe_proxy.errors import ForbiddenError, RequestError
+from moe_proxy.errors import ForbiddenError, RequestError, UnauthorizedError
 from moe_proxy.proxy.context import SecurityPolicy
 
 _LOCAL_SUFFIXES = (".localhost", ".local", ".internal")
 _LOCAL_ORIGIN_HOSTS = frozenset({"localhost", "127.0.0.1", "0.0.0.0", "::1"})  # noqa: S104 - nothing binds here
 # Pages of programs on this machine, not of the web; the list that Ollama's users rely on.
 _LOCAL_ORIGIN_SCHEMES = frozenset({"app", "file", "tauri", "vscode-webview", "vscode-file"})
+# What a load balancer and a client that looks for Ollama may see: nothing of the model, nothing of its use.
+_OPEN_PATHS = frozenset({"/", "/health", "/livez"})
 _UNRESERVED = frozenset(string.ascii_letters + string.digits + "-._~")
 _ESCAPE = re.compile("%([0-9A-Fa-f]{2})")
 _MEDIA_FIELDS = ("image_url", "video_url", "audio_url", "input_audio", "input_video", "source", "file", "url")
@@ -49,6 +53,24 @@ def check_head(head: Head, policy: SecurityPolicy) -> None:
             raise ForbiddenError(f"origin {head.origin!r} is not allowed", "add it to the allowed origins")
     elif head.fetch_site == "cross-site":
         raise ForbiddenError("a page of another site asked without saying which")
+
+
+def check_key(headers: Mapping[str, str], path: str, policy: SecurityPolicy) -> None:
+    """Raise UnauthorizedError when a key is needed and the headers bring none of ours; it never names one.
+
+    Bearer is what OpenAI's and Ollama's clients send, X-Api-Key what Anthropic's do.
+    """
+    if not policy.key_digests or path in _OPEN_PATHS:
+        return
+    scheme, _, bearer = headers.get("Authorization", "").partition(" ")
+    given = bearer.strip() if scheme.lower() == "bearer" else ""
+    given = given or headers.get("X-Api-Key", "").strip()
+    if not given:
+        raise UnauthorizedError("an API key is needed", "send it as Authorization: Bearer KEY")
+    digest = hashlib.sha256(given.encode("utf-8", "surrogateescape")).digest()
+    # Of hashes, and of all of them: how long it takes tells nothing about any key.
+    if sum([hmac.compare_digest(digest, known) for known in policy.key_digests]) == 0:
+        raise UnauthorizedError("the API key is wrong", "ask whoever runs this proxy for one")
 
 
 def host_allowed(authority: str, policy: SecurityPolicy) -> bool:

@@ -1,6 +1,6 @@
 """Owns the application: which route is answered by whom, and in which order a request is judged.
 
-Head first (host, origin, target), then the route, then the handler, which asks for a place in the queue
+Head first (host, origin, target, key), then the route, then the handler, which asks for a place in the queue
 before it reads the body. Every error leaves in the shape of its family.
 """
 
@@ -16,13 +16,13 @@ from aiohttp import web
 from moe_proxy.errors import MoeProxyError, RequestError
 from moe_proxy.proxy import passthrough, status
 from moe_proxy.proxy.admission import Admission
-from moe_proxy.proxy.context import ProxyContext
+from moe_proxy.proxy.context import Live, ProxyContext
 from moe_proxy.proxy.exchange import Exchange
 from moe_proxy.proxy.keep_alive import KeepAlive
 from moe_proxy.proxy.ollama import embeddings
 from moe_proxy.proxy.ollama import routes as ollama
 from moe_proxy.proxy.replies import Family, error_reply, error_value, json_reply
-from moe_proxy.proxy.security import Head, check_head, normal_path
+from moe_proxy.proxy.security import Head, check_head, check_key, normal_path
 from moe_proxy.proxy.upstream import Upstream
 
 logger = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 Endpoint = Callable[[Exchange], Awaitable[web.StreamResponse]]
 
 ADMISSION = web.AppKey("admission", Admission)
-CONTEXT = web.AppKey("context", ProxyContext)
+LIVE = web.AppKey("live", Live)
 _UPSTREAM = web.AppKey("upstream", Upstream)
 
 # Beyond this, the follow-ups of the last requests are given up.
@@ -85,7 +85,7 @@ _NAMED_ROUTES: Mapping[str, Mapping[str, Endpoint]] = {
 def make_app(context: ProxyContext) -> web.Application:
     """The application. Its client of the engine is made when it starts and closed after the last request."""
     app = web.Application(client_max_size=context.limits.max_body_bytes)
-    app[CONTEXT] = context
+    app[LIVE] = Live(context)
     keep_alive = KeepAlive(context.keep_alive, context.unload)
     app[ADMISSION] = Admission(context.limits, context.metrics, keep_alive)
     # Routing is ours, because it has to see the same normal path that is judged and forwarded.
@@ -94,8 +94,17 @@ def make_app(context: ProxyContext) -> web.Application:
     return app
 
 
+def change(app: web.Application, context: ProxyContext) -> None:
+    """Answer the requests that come from now on by ``context``.
+
+    It differs in policy alone: the backend, the clocks, and what counts and observes are the same ones.
+    """
+    app[LIVE].context = context
+    app[ADMISSION].limits = context.limits
+
+
 async def _connected(app: web.Application) -> AsyncIterator[None]:
-    context = app[CONTEXT]
+    context = app[LIVE].context
     app[_UPSTREAM] = Upstream(context.backend, context.limits, context.clocks)
     yield
     app[ADMISSION].keep_alive.close()
@@ -106,7 +115,7 @@ async def _connected(app: web.Application) -> AsyncIterator[None]:
 async def _dispatch(request: web.Request) -> web.StreamResponse:
     app = request.app
     path = normal_path(request.raw_path)
-    exchange = Exchange(request, app[CONTEXT], app[ADMISSION], app[_UPSTREAM], path)
+    exchange = Exchange(request, app[LIVE].context, app[ADMISSION], app[_UPSTREAM], path)
     clocks, metrics = exchange.context.clocks, exchange.context.metrics
     code = _CLIENT_GONE
     try:
@@ -116,7 +125,10 @@ async def _dispatch(request: web.Request) -> web.StreamResponse:
         code = response.status
         return response
     finally:
-        metrics.answered(exchange.route, code, clocks.monotonic_s() - exchange.started_s)
+        duration_s = clocks.monotonic_s() - exchange.started_s
+        metrics.answered(exchange.route, code, duration_s)
+        if exchange.context.access_log is not None:
+            exchange.context.access_log(exchange.record(code, duration_s))
 
 
 async def _answer(exchange: Exchange) -> web.StreamResponse:
@@ -129,6 +141,9 @@ async def _answer(exchange: Exchange) -> web.StreamResponse:
             request.headers.get("Sec-Fetch-Site"),
         )
         check_head(head, exchange.context.security)
+        if request.method != "OPTIONS":
+            # A browser asks its question before a request without the key that the request will have.
+            check_key(request.headers, exchange.path, exchange.context.security)
         methods = _methods(exchange)
         if methods is None:
             return _plain_error(exchange.family, 404, f"there is no route {exchange.path}")

@@ -14,6 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
+from urllib.request import Request
 
 import pytest
 from rich.console import Console
@@ -21,7 +22,7 @@ from rich.console import Console
 from moe_proxy.cli import serve as serve_module
 from moe_proxy.cli.client import get_json
 from moe_proxy.cli.logs import followed
-from moe_proxy.cli.serve import check_port_is_free, engine_for_start, start_detached
+from moe_proxy.cli.serve import check_port_is_free, engine_for_start, start_detached, these_alone
 from moe_proxy.config import Settings
 from moe_proxy.errors import ConfigError, EngineStartError, NotRunningError
 from moe_proxy.instance import RunningProxy, instance_paths
@@ -182,7 +183,7 @@ def test_names_are_no_markup(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> No
     monkeypatch.setenv("COLUMNS", "200")
     stats_module = import_module("moe_proxy.cli.stats")  # the package has a command of this name
     monkeypatch.setattr(stats_module, "find_proxy", lambda settings: None)
-    monkeypatch.setattr(stats_module, "get_json", lambda proxy, path, timeout_s: body)
+    monkeypatch.setattr(stats_module, "get_json", lambda proxy, path, **more: body)
     assert run_main(monkeypatch, "stats") == 0
     printed = capsys.readouterr().out
     assert "m [/bold] :smile:" in printed
@@ -203,7 +204,7 @@ def _detach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, **change
     settings = Settings().model_copy(update=changes)
     paths = instance_paths(settings.runtime_dir, settings.state_dir, settings.port)
     paths.prepare()
-    start_detached(settings, Path("/engine"), (), paths, Console(stderr=True))
+    start_detached(settings, these_alone(settings, Path("/engine")), (), paths, Console(stderr=True))
 
 
 def test_a_detached_proxy_that_fails_gives_its_reason(
@@ -236,7 +237,7 @@ def test_an_answer_that_is_not_understood(answer: bytes, monkeypatch: pytest.Mon
     """Whatever answers on the port, a command says that it was not understood."""
 
     class Opener:
-        def open(self, url: str, timeout: float) -> io.BytesIO:
+        def open(self, request: Request, timeout: float) -> io.BytesIO:
             """The prepared answer."""
             return io.BytesIO(answer)
 
@@ -250,9 +251,9 @@ def test_of_the_errors_one_is_an_answer(code: int, understood: bool, monkeypatch
     """503 says that the model is not ready, and why; any other error is not taken for what was asked."""
 
     class Opener:
-        def open(self, url: str, timeout: float) -> io.BytesIO:
+        def open(self, request: Request, timeout: float) -> io.BytesIO:
             """The prepared error."""
-            raise HTTPError(url, code, "no", Message(), io.BytesIO(b'{"state": "loading"}'))
+            raise HTTPError(request.full_url, code, "no", Message(), io.BytesIO(b'{"state": "loading"}'))
 
     monkeypatch.setattr("moe_proxy.cli.client._OPENER", Opener())
     proxy = RunningProxy(1, 1.0, "http://127.0.0.1:1", "m", "0")

@@ -75,7 +75,7 @@ def _stats(monkeypatch: pytest.MonkeyPatch, capsys: Any, **changes: Any) -> str:
     monkeypatch.setenv("COLUMNS", "200")
     module = import_module("moe_proxy.cli.stats")  # the package has a command of this name
     monkeypatch.setattr(module, "find_proxy", lambda settings: None)
-    monkeypatch.setattr(module, "get_json", lambda proxy, path, timeout_s: body | changes)
+    monkeypatch.setattr(module, "get_json", lambda proxy, path, **more: body | changes)
     assert run_main(monkeypatch, "stats") == 0
     printed: str = capsys.readouterr().out
     return printed

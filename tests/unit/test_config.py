@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from moe_proxy.config import Settings, load_settings
 from moe_proxy.errors import ConfigError
+from moe_proxy.live import LIVE
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "config.md"
 
@@ -72,3 +74,9 @@ def test_the_document_names_no_other_setting() -> None:
         line.split("`")[1] for line in DOCUMENT.read_text(encoding="utf-8").splitlines() if line[:3] == "| `"
     ]
     assert sorted(rows) == sorted(Settings.model_fields)
+
+
+def test_the_document_says_what_changes_live() -> None:
+    """docs/config.md names exactly the settings that a reload changes."""
+    text = DOCUMENT.read_text(encoding="utf-8").partition("after it: ")[2].partition(". Others")[0]
+    assert set(re.findall("`([a-z_]+)`", text)) == LIVE

@@ -123,6 +123,7 @@ async def _opened(exchange: Exchange, call: request.EngineCall) -> Answer:
             body = call.with_media(marker_of(await answer.read()))
         finally:
             answer.close()
+    body = exchange.context.parameters.applied(body, from_ollama=True)
     return await exchange.upstream.send("POST", call.path, headers, dump(body))
 
 
