@@ -72,7 +72,7 @@ class Settings(BaseSettings):
     ram_budget: str | None = Field(None, description="RAM for experts: 8G, 512M, 30%, or bytes")
     router_map: Path | None = Field(None, description="router map; none: the shipped map of this model")
     router_top_k: int | None = Field(None, ge=1, description="of the map, only each layer's busiest experts")
-    prior_kappa: float = Field(256.0, gt=0, description="weight of the prior, in tokens")
+    prior_kappa: float = Field(8.0, gt=0, description="weight of the prior, in tokens")
     prior_min_distance: float = Field(0.05, ge=0, le=1, description="total variation that is worth a push")
     learn: bool = Field(True, description="let the router map follow the traffic")
     learn_half_life_tokens: float = Field(100_000, gt=0, description="of a domain's counts")
