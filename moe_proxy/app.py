@@ -24,7 +24,7 @@ from moe_proxy.engine.control import EngineControl, PriorFeed
 from moe_proxy.engine.launch import LaunchInputs, launch_of
 from moe_proxy.engine.supervisor import EngineStatus, Launch, Supervisor, SupervisorLimits
 from moe_proxy.errors import EngineError
-from moe_proxy.instance import InstancePaths, RunningProxy, start_time_s, write_record
+from moe_proxy.instance import InstancePaths, RunningProxy, claimed, start_time_s, write_record
 from moe_proxy.learning import Learning, learned_path
 from moe_proxy.live import Reloading, with_settings
 from moe_proxy.metrics import Metrics
@@ -116,6 +116,7 @@ async def serve(
         (hurrying if stopping.is_set() else stopping).set()
 
     async with AsyncExitStack() as stack:
+        stack.enter_context(claimed(paths))
         engine = await stack.enter_async_context(_engine(served, server, paths, engine_args))
         active = ActiveRequests(
             served.router_map if settings.pager else None,

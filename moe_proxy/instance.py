@@ -5,8 +5,11 @@ It never starts, stops or talks to anything.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -39,6 +42,11 @@ class InstancePaths:
         return self.runtime / "proxy.json"
 
     @property
+    def lock(self) -> Path:
+        """Held by the proxy that starts or runs here; see claimed."""
+        return self.runtime / "lock"
+
+    @property
     def engine_log(self) -> Path:
         """What llama-server prints."""
         return self.state / "engine.log"
@@ -69,6 +77,23 @@ class InstancePaths:
 def instance_paths(runtime_dir: Path, state_dir: Path, port: int) -> InstancePaths:
     """Paths of the instance on ``port``."""
     return InstancePaths(port, runtime_dir / str(port), state_dir / str(port))
+
+
+@contextmanager
+def claimed(paths: InstancePaths) -> Iterator[None]:
+    """Have the instance for this process alone, from before its engine starts until that has ended.
+
+    The port alone is no guard: it is taken late. Raises ConfigError when another proxy has it.
+    """
+    with paths.lock.open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigError(
+                f"another proxy is starting, running or ending on port {paths.port}",
+                f"wait for it, stop it with moe-proxy stop --port {paths.port}, or choose another --port",
+            ) from error
+        yield
 
 
 def running_ports(runtime_dir: Path, state_dir: Path) -> tuple[int, ...]:

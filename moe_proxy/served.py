@@ -69,7 +69,7 @@ def model_file(settings: Settings, progress: Progress = quiet) -> Path:
     except OSError as error:
         raise ConfigError(
             f"cannot make the model that ships in {settings.cache_dir}: {error.strerror or error}",
-            "set MOE_PROXY_CACHE_DIR to a folder you may write",
+            "set MOE_PROXY_CACHE_DIR to a folder you may write, on a disk with room",
         ) from error
 
 

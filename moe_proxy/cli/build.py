@@ -67,6 +67,8 @@ def build(
     source: Path | None, cuda: bool, cuda_arch: str, stock: bool, jobs: int | None, as_json: bool
 ) -> None:
     """Build llama-server; do nothing when this very build is there already."""
+    if cuda_arch and not cuda:
+        raise click.UsageError("--cuda-arch is for a build with --cuda")
     settings = load_settings({})
     request = BuildRequest(
         cache_dir=settings.cache_dir,

@@ -15,14 +15,14 @@ from moe_proxy.app import collect_map
 from moe_proxy.cli.build import progress_report
 from moe_proxy.cli.serve import engine_for_start, examined
 from moe_proxy.config import load_settings
-from moe_proxy.errors import ConfigError, RouterMapError
-from moe_proxy.files import write_text
+from moe_proxy.errors import ConfigError
+from moe_proxy.files import check_writable, write_text
 from moe_proxy.instance import instance_paths
 from moe_proxy.model.gguf_header import read_header
 from moe_proxy.model.layout import layout_of
 from moe_proxy.proxy.listening import free_port
 from moe_proxy.routing.foreign import FORMS, ONE_DOMAIN, export, load_any
-from moe_proxy.routing.map_facts import coverage, keep_top, merge, overlap, picture
+from moe_proxy.routing.map_facts import coverage, keep_top, merge, only, overlap, picture
 from moe_proxy.routing.router_map import ModelKey, check, doubts, dump, load
 
 
@@ -40,7 +40,9 @@ from moe_proxy.routing.router_map import ModelKey, check, doubts, dump, load
 )
 def collect(model: Path | None, output: Path, tokens: int) -> None:
     """Make a router map: run the labelled prompts that ship through the engine and count experts."""
-    settings = load_settings({"model": model, "port": free_port("127.0.0.1", 0)})
+    # The counts come from the pager, whatever a variable or the file says of serving.
+    settings = load_settings({"model": model, "port": free_port("127.0.0.1", 0), "pager": True})
+    check_writable(output)
     console = Console(stderr=True)
     served = examined(settings, console)
     server = engine_for_start(settings, None, console)
@@ -68,8 +70,7 @@ def show_map(file: Path, top_k: int | None, domain: str | None) -> None:
     """Show coverage at k, how much domains overlap, and a picture: a line per layer, a column per expert."""
     shown = load(file)
     key, counts = shown.model, dict(shown.counts)
-    if domain is not None and domain not in counts:
-        raise RouterMapError(f"{file} holds no domain {domain!r}", f"it holds {', '.join(counts)}")
+    drawn = shown if domain is None else only(shown, domain)
     console = Console()
     k = min(top_k or 2 * key.experts_used, key.experts)
     steps = sorted({min(n, key.experts) for n in (k // 2 or 1, k, 2 * k)})
@@ -90,9 +91,9 @@ def show_map(file: Path, top_k: int | None, domain: str | None) -> None:
             table.add_row(a, *(f"{overlap(of_a, of_b):.2f}" for of_b in counts.values()))
         console.print(table)
     if counts:
-        drawn = counts[domain] if domain else np.sum(list(counts.values()), axis=0)
+        total = np.sum(list(drawn.counts.values()), axis=0)
         console.print(f"{domain or 'all domains'}, a line per layer, darker is busier:")
-        for layer, line in zip(key.layers, picture(drawn, max(console.width - 6, 1)), strict=True):
+        for layer, line in zip(key.layers, picture(total, max(console.width - 6, 1)), strict=True):
             console.print(f"{layer:4d}  {line}", highlight=False, markup=False, soft_wrap=True)
 
 
@@ -137,10 +138,12 @@ def convert_map(
         found = load_any(file, ModelKey.of(layout_of(read_header(model))), domain=domain or ONE_DOMAIN)
     else:
         found = load(file)
+    if domain is not None:
+        found = only(found, domain)
     if form == "map":
         text = dump(keep_top(found, top_k) if top_k else found)
     else:
-        text = export(found, form, domain=domain if domain in found.domains else None, top_k=top_k)
+        text = export(found, form, domain=domain, top_k=top_k)
     write_text(output, text)
     click.echo(f"{output}: {form}, {len(found.domains)} domains")
 

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Mapping
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from moe_proxy.config import Settings, load_settings
 from moe_proxy.engine.launch import refuse_our_flags
 from moe_proxy.engine.recipe import BuildRequest
 from moe_proxy.errors import ConfigError, EngineStartError, NotRunningError
-from moe_proxy.instance import InstancePaths, RunningProxy, running_proxy
+from moe_proxy.instance import InstancePaths, RunningProxy, claimed, running_proxy
 from moe_proxy.model.demo import DEMO_NAME
 from moe_proxy.model.demo_source import demo_file
 from moe_proxy.proxy.listening import free_port
@@ -176,7 +177,9 @@ def start_detached(
     Return when it is ready. Raises EngineStartError.
     """
     argv = [sys.executable, "-m", "moe_proxy", "start", "--", *engine_args]
-    with paths.proxy_log.open("wb") as log:
+    with claimed(paths):
+        paths.proxy_log.write_bytes(b"")
+    with paths.proxy_log.open("ab") as log:
         process = subprocess.Popen(
             argv,
             env=environment,
@@ -201,11 +204,7 @@ def _until_ready(
     while time.monotonic() < deadline:
         if process.poll() is not None:
             said = paths.proxy_log.read_text(encoding="utf-8", errors="replace")
-            _, marked, reason = said.rpartition("moe-proxy: ")
-            reason = reason if marked else f"it ended with code {process.returncode}: {said[-200:]}"
-            raise EngineStartError(
-                f"the proxy could not start: {reason.strip()}", f"more in {paths.proxy_log}"
-            )
+            raise _ended(process.returncode, said, paths)
         proxy = running_proxy(paths)
         if proxy is not None and proxy.pid == process.pid:
             try:
@@ -219,6 +218,25 @@ def _until_ready(
     raise EngineStartError(
         f"not ready within {settings.ready_timeout_s:g} s", f"see {paths.engine_log}, raise ready_timeout_s"
     )
+
+
+def _ended(code: int, said: str, paths: InstancePaths) -> EngineStartError:
+    """Why a detached proxy that ended with ``code`` did so, from all that it ``said``."""
+    _, marked, reason = said.rpartition("moe-proxy: ")
+    if marked:
+        # Lines that belong to the reason are indented.
+        first, *rest = reason.splitlines()
+        reason = "\n".join((first, *takewhile(lambda line: line.startswith(" "), rest)))
+    elif code == 0:
+        return EngineStartError("the proxy was stopped while the model was loading", "start it again")
+    elif not said:
+        return EngineStartError(
+            f"the proxy ended with code {code} and could say nothing",
+            f"is there room on the disk of {paths.proxy_log}?",
+        )
+    else:
+        reason = f"it ended with code {code}: {said.strip()[-200:]}"
+    return EngineStartError(f"the proxy could not start: {reason}", f"more in {paths.proxy_log}")
 
 
 @click.command(epilog="Example: moe-proxy stop")

@@ -79,6 +79,16 @@ def keep_top(router_map: RouterMap, k: int) -> RouterMap:
     return RouterMap(router_map.model, router_map.made, domains)
 
 
+def only(router_map: RouterMap, label: str) -> RouterMap:
+    """The map with one domain of it alone. Raises RouterMapError for a domain that it does not hold."""
+    if label not in router_map.domains:
+        raise RouterMapError(
+            f"the map holds no domain {label!r}", f"it holds {', '.join(router_map.domains) or 'none'}"
+        )
+    kept = router_map.domains[label]
+    return RouterMap(router_map.model, {**router_map.made, "tokens": kept.tokens}, {label: kept})
+
+
 def _sum(a: DomainCounts, b: DomainCounts) -> DomainCounts:
     layers: Mapping[int, tuple[int, ...]] = {
         layer: tuple(x + y for x, y in zip(row, b.layers[layer], strict=True))

@@ -216,6 +216,22 @@ def test_a_detached_proxy_that_fails_gives_its_reason(
         _detach(tmp_path, monkeypatch, code)
 
 
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("print('Listening.')", "was stopped while the model was loading"),
+        ("raise SystemExit(3)", "code 3 and could say nothing"),
+        ("import sys; sys.exit('moe-proxy: no port\\nReady.')", "could not start: no port: more in"),
+    ],
+)
+def test_a_detached_proxy_that_ends_early(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, words: str
+) -> None:
+    """Stopped by somebody, unable to write, or refused while another prints: each said in its words."""
+    with pytest.raises(EngineStartError, match=words):
+        _detach(tmp_path, monkeypatch, code)
+
+
 def test_a_detached_proxy_gets_these_settings_and_no_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -139,3 +139,35 @@ def test_the_wrong_port_names_the_one_that_runs(
     assert run_main(monkeypatch, command, "--port", "4343") == 1
     said = capsys.readouterr().err
     assert "no proxy is running on port 4343, one is on port 4242: add --port 4242" in said
+
+
+def test_collect_tries_its_output_first(monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path) -> None:
+    """An output that cannot be written is said before minutes of work, not after."""
+    monkeypatch.setattr(import_module("moe_proxy.cli.maps"), "examined", None)  # nothing slow is reached
+    assert run_main(monkeypatch, "collect", "--output", str(tmp_path)) == 1
+    assert f"{tmp_path}: Is a directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["show", "convert"])
+def test_a_domain_that_the_map_does_not_hold(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path, command: str
+) -> None:
+    """A domain that was asked for and is not there is refused, not left out in silence."""
+    output = () if command == "show" else ("--to", "text", "--output", str(tmp_path / "out.txt"))
+    assert run_main(monkeypatch, "map", command, str(PLANTED_MAP), "--domain", "bogus", *output) == 2
+    assert "no domain 'bogus'" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_domain_of_a_map_is_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """`map convert --domain` writes that domain alone, in our own form too."""
+    path = tmp_path / "math.json"
+    args = ("map", "convert", str(PLANTED_MAP), "--domain", "math", "--output", str(path))
+    assert run_main(monkeypatch, *args) == 0
+    assert list(json.loads(path.read_text())["domains"]) == ["math"]
+
+
+def test_architectures_without_cuda(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """An option that would do nothing is refused."""
+    assert run_main(monkeypatch, "build", "--cuda-arch", "86") == 2
+    assert "--cuda" in capsys.readouterr().err

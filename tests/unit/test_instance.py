@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from dataclasses import replace
@@ -10,8 +11,15 @@ from pathlib import Path
 import pytest
 
 from moe_proxy.errors import ConfigError
-from moe_proxy.files import replacing, write_text
-from moe_proxy.instance import RunningProxy, instance_paths, running_proxy, start_time_s, write_record
+from moe_proxy.files import check_writable, replacing, write_text
+from moe_proxy.instance import (
+    RunningProxy,
+    claimed,
+    instance_paths,
+    running_proxy,
+    start_time_s,
+    write_record,
+)
 
 
 def _self() -> RunningProxy:
@@ -73,3 +81,36 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
         raise RuntimeError
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_one_proxy_has_an_instance(tmp_path: Path) -> None:
+    """Of two starts at once one is refused before it touches the other's engine; later it may."""
+    paths = instance_paths(tmp_path / "run", tmp_path / "state", 7)
+    paths.prepare()
+    with claimed(paths), pytest.raises(ConfigError, match=r"on port 7: .*--port"), claimed(paths):
+        pass
+    with claimed(paths):
+        pass
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    """An error names the file that was asked for, not a temporary one, also where the system names none."""
+    path = tmp_path / "file"
+    with pytest.raises(OSError, match="No space left") as full, replacing(path):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert full.value.filename == str(path)
+    with pytest.raises(IsADirectoryError) as folder:
+        write_text(tmp_path, "x")
+    assert folder.value.filename == str(tmp_path)
+
+
+def test_writing_can_be_tried(tmp_path: Path) -> None:
+    """Before long work its output is tried: what is there stays, nothing is left, what cannot be is said."""
+    path = tmp_path / "file"
+    write_text(path, "old")
+    check_writable(path)
+    assert path.read_text() == "old"
+    check_writable(tmp_path / "new")
+    assert list(tmp_path.iterdir()) == [path]
+    with pytest.raises(OSError, match="file"):
+        check_writable(path / "below")

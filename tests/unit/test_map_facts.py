@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from moe_proxy.errors import RouterMapError
-from moe_proxy.routing.map_facts import coverage, keep_top, merge, overlap, picture
+from moe_proxy.routing.map_facts import coverage, keep_top, merge, only, overlap, picture
 from tests.unit.test_router_map import KEY, MAP
 
 
@@ -51,3 +51,12 @@ def test_keep_top() -> None:
     kept = keep_top(MAP, 2)
     assert kept.domains["codegen"].layers == {1: (10, 5, 0, 0), 3: (5, 5, 0, 0)}
     assert keep_top(MAP, 9).domains == MAP.domains
+
+
+def test_only() -> None:
+    """One domain alone, with its own tokens; a domain that the map does not hold is refused."""
+    kept = only(MAP, "codegen")
+    assert kept.domains == {"codegen": MAP.domains["codegen"]}
+    assert kept.made["tokens"] == MAP.domains["codegen"].tokens
+    with pytest.raises(RouterMapError, match="no domain 'bogus'"):
+        only(MAP, "bogus")
