@@ -15,6 +15,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics import Gauge, Histogram
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
+_ENGINE_PREFIX = b"llamacpp:"
 
 _LATENCY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
@@ -131,6 +132,19 @@ class Metrics:
         """
         self._engine.stats = stats
         return generate_latest(self._registry)
+
+
+def engine_lines(text: bytes) -> bytes:
+    """llama-server's metrics with ``llama_server_`` for its own prefix; other lines are left out.
+
+    Its colon belongs to rules that are computed from metrics, and would not say whose they are.
+    """
+    kept: list[bytes] = []
+    for line in text.splitlines():
+        comment, mark, rest = line.partition(_ENGINE_PREFIX)
+        if mark and comment in (b"", b"# HELP ", b"# TYPE "):
+            kept.append(comment + b"llama_server_" + rest + b"\n")
+    return b"".join(kept)
 
 
 class _EngineCollector:

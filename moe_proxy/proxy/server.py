@@ -18,6 +18,7 @@ from moe_proxy.proxy import passthrough, status
 from moe_proxy.proxy.admission import Admission
 from moe_proxy.proxy.context import Live, ProxyContext
 from moe_proxy.proxy.exchange import Exchange
+from moe_proxy.proxy.front_page import front_page
 from moe_proxy.proxy.keep_alive import KeepAlive
 from moe_proxy.proxy.ollama import embeddings
 from moe_proxy.proxy.ollama import routes as ollama
@@ -40,12 +41,13 @@ _PREFLIGHT_AGE_S = 600
 
 # Everything there is. What is not here is not forwarded, so nothing that llama-server may learn to do, and no
 # control route of the pager, is open by accident.
-_ROUTES: Mapping[str, Mapping[str, Endpoint]] = {
-    "/": {"GET": ollama.root},
+ROUTES: Mapping[str, Mapping[str, Endpoint]] = {
+    "/": {"GET": front_page},
     "/health": {"GET": status.health},
     "/livez": {"GET": status.livez},
     "/stats": {"GET": status.stats},
     "/metrics": {"GET": status.prometheus},
+    "/openapi.json": {"GET": status.described},
     "/v1/chat/completions": {"POST": passthrough.generate},
     "/v1/completions": {"POST": passthrough.generate},
     "/v1/responses": {"POST": passthrough.generate},
@@ -76,7 +78,7 @@ _ROUTES: Mapping[str, Mapping[str, Endpoint]] = {
     "/api/delete": {"DELETE": ollama.refused},
 }
 # One more segment after these names something.
-_NAMED_ROUTES: Mapping[str, Mapping[str, Endpoint]] = {
+NAMED_ROUTES: Mapping[str, Mapping[str, Endpoint]] = {
     "/v1/models": {"GET": status.openai_model},
     "/api/blobs": {"POST": ollama.refused, "GET": ollama.refused},
 }
@@ -178,11 +180,11 @@ async def _answer(exchange: Exchange) -> web.StreamResponse:
 
 def _methods(exchange: Exchange) -> Mapping[str, Endpoint] | None:
     """The endpoints of the path by method, noting the route's pattern and name; None: no such route."""
-    found = _ROUTES.get(exchange.path)
+    found = ROUTES.get(exchange.path)
     if found is not None:
         exchange.route = exchange.path
         return found
-    for prefix, methods in _NAMED_ROUTES.items():
+    for prefix, methods in NAMED_ROUTES.items():
         if exchange.path.startswith(prefix + "/"):
             exchange.route = prefix + "/{name}"
             exchange.name = unquote(exchange.path.removeprefix(prefix + "/"))

@@ -114,3 +114,8 @@ async def metrics(request: web.Request) -> web.Response:
     text = "# HELP llamacpp:tokens_predicted_total Number of generation tokens processed.\n"
     text += "# TYPE llamacpp:tokens_predicted_total counter\n"
     return web.Response(text=text + f"llamacpp:tokens_predicted_total {fake.counters['tokens']}\n")
+
+
+async def unknown(request: web.Request) -> web.Response:
+    """Any other route: not there, said in JSON."""
+    return error(404, "File Not Found", "not_found_error")

@@ -45,6 +45,7 @@ from fake_llama_info import (
     props,
     slots,
     tokenize,
+    unknown,
 )
 from fake_llama_state import EXPERTS, FAKE, LAYERS, Fake, Seen, Switches, error
 
@@ -224,6 +225,7 @@ def make_app(fake: Fake) -> web.Application:
     app.router.add_get("/fake/priors", fake_priors)
     app.router.add_get("/fake/budgets", fake_budgets)
     app.router.add_post("/fake/switches", fake_switches)
+    app.router.add_route("*", "/{path:.*}", unknown)
     return app
 
 

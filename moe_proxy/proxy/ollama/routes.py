@@ -28,11 +28,6 @@ Json = Mapping[str, object]
 Translate = Callable[[str, Json, request.ModelFacts], request.Translation]
 
 
-async def root(exchange: Exchange) -> web.StreamResponse:
-    """GET /: what Ollama's clients look for to see that it runs."""
-    return web.Response(text="Ollama is running")
-
-
 async def version(exchange: Exchange) -> web.StreamResponse:
     """GET /api/version: of the API that is spoken, three plain integers."""
     return json_reply({"version": exchange.context.ollama_version})
