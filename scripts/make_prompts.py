@@ -24,6 +24,8 @@ EXAMPLES = 40
 SLOT = re.compile(r"<([a-z][a-z0-9]*)>")
 # Each style's share; what is left is the bare prompt.
 STYLES = {"chat": 0.12, "document": 0.08, "casual": 0.12, "system": 0.06}
+# Files of whole prompts, one a line, and the style that their records name.
+WHOLE = {"other.txt": "plain", "written.txt": "written"}
 SYSTEM = (
     "You are a helpful assistant.",
     "You are an expert. Answer concisely.",
@@ -122,11 +124,11 @@ def generate() -> list[dict[str, str]]:
                 records.append(
                     {"domain": domain, "lang": language, "split": split, "style": style, "prompt": text}
                 )
-    for line in (FOLDER / "blocks" / "other.txt").read_text(encoding="utf-8").splitlines():
-        domain, language, prompt = line.split(" ", 2)
-        records.append(
-            {"domain": domain, "lang": language, "split": split_of(line), "style": "plain", "prompt": prompt}
-        )
+    for file, style in WHOLE.items():
+        for line in (FOLDER / "blocks" / file).read_text(encoding="utf-8").splitlines():
+            domain, language, prompt = line.replace("\\n", "\n").split(" ", 2)
+            record = {"domain": domain, "lang": language, "split": split_of(line), "style": style}
+            records.append({**record, "prompt": prompt})
     return records
 
 
@@ -136,7 +138,11 @@ def examples(records: list[dict[str, str]]) -> list[dict[str, str]]:
     taken: dict[tuple[str, str], int] = {}
     for record in records:
         key = record["domain"], record["lang"]
-        if record["split"] == "train" and record["style"] == "plain" and taken.get(key, 0) < EXAMPLES:
+        if (
+            record["split"] == "train"
+            and record["style"] in ("plain", "written")
+            and taken.get(key, 0) < EXAMPLES
+        ):
             taken[key] = taken.get(key, 0) + 1
             kept.append({name: record[name] for name in ("domain", "lang", "prompt")})
     return kept

@@ -23,6 +23,35 @@ MORE_CASES = [
     ("SELECT name FROM users WHERE age > 3, why is this slow?", "debug codegen"),
     ("Kubernetes 集群如何做高可用", "chinese_tech"),
     ("Translate to German: Prove that the function has a bug.", "translate"),
+    ("Translate to German: SELECT name FROM users", "translate"),
+    ("Translate to French: 2 + 2 = 4, so the equation holds.", "translate"),
+    ("把这句话翻译成英文：服务器的内存不够，程序崩溃了", "translate"),
+    ("Traduis en anglais : Écris une fonction Python.", "translate"),
+    ("print the numbers from one to ten", "codegen"),
+    ("用Java写一个单例模式", "codegen"),
+    ("写一个Python脚本批量重命名文件", "codegen"),
+    (
+        "SELECT * FROM orders o JOIN users u ON u.id = o.user_id; why does this take a minute?",
+        "debug codegen",
+    ),
+    ("Traceback (most recent call last):\n  File \"a.py\", line 3\nKeyError: 'x'\nfix this", "debug"),
+    ("java.lang.NullPointerException\n\tat a.B.c(B.java:3)\n这个报错怎么解决", "debug"),
+    ("Show that the union of two connected sets with a common point is connected.", "math"),
+    ("证明素数有无穷多个", "math"),
+    ("Beweise, dass die Wurzel aus zwei irrational ist.", "math"),
+    ("Nginx 反向代理怎么配置", "chinese_tech"),
+    ("Redis 缓存雪崩怎么避免", "chinese_tech"),
+    ("¿Cuál es la capital de Francia?", "general_qa"),
+    ("Was ist die Hauptstadt von Frankreich?", "general_qa"),
+    ("Who is the head of the catalog department at a library?", "general_qa"),
+    ("What class of animals do frogs belong to?", "general_qa"),
+    ("What is a function of the liver?", "general_qa"),
+    ("Why do stars not crash into each other?", "general_qa"),
+    ("a short story about a bug in the garden", "creative_write"),
+    ("a poem about the number pi", "creative_write"),
+    ("写一首关于程序员的诗", "creative_write"),
+    ("A says B lies and B says A lies. Who is telling the truth?", "logic"),
+    ("甲说乙在说谎，乙说丙在说谎，谁说的是真话？", "logic"),
 ]
 
 
@@ -52,7 +81,15 @@ def test_the_named_cases_are_decided(text: str) -> None:
     assert moe_proxy.classify(text).domain is not None
 
 
-@pytest.mark.parametrize("text", ["今日はいい天気ですね。", "お元気ですか？昨日は友達と会いました。"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "今日はいい天気ですね。",
+        "お元気ですか？昨日は友達と会いました。",
+        "週末は何をしますか？",
+        "最近、東京の電車は混んでいますね。",
+    ],
+)
 def test_japanese_small_talk(text: str) -> None:
     """Japanese small talk: abstain or general_qa, not chinese_tech."""
     assert moe_proxy.classify(text).domain in (None, "general_qa")
