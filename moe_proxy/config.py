@@ -182,6 +182,10 @@ def load_settings(flags: Mapping[str, Any]) -> Settings:
 
     Raises ConfigError naming the option and its value.
     """
+    if os.environ.get("MOE_PROXY_CONFIG") and (config_path().is_dir() or not config_path().exists()):
+        raise ConfigError(
+            f"MOE_PROXY_CONFIG names {config_path()}, which is no file", "correct it, or unset it"
+        )
     try:
         return Settings(**{name: value for name, value in flags.items() if value is not None})
     except ValidationError as error:

@@ -36,6 +36,7 @@ def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Settings of this test alone, in this process: its own folders, no file, no variable."""
     for name in Settings.model_fields:
         monkeypatch.delenv(f"MOE_PROXY_{name.upper()}", raising=False)
+    (tmp_path / "config.toml").touch()
     monkeypatch.setenv("MOE_PROXY_CONFIG", str(tmp_path / "config.toml"))
     for name in ("cache", "state", "runtime"):
         monkeypatch.setenv(f"MOE_PROXY_{name.upper()}_DIR", str(tmp_path / name))
@@ -77,6 +78,7 @@ def demo_model(cache_dir: Path) -> Path:
 
 def _proxy_env(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("p")
+    (folder / "config.toml").touch()
     return os.environ | {
         "MOE_PROXY_CACHE_DIR": str(cache_dir),
         "MOE_PROXY_STATE_DIR": str(folder / "state"),

@@ -6,6 +6,7 @@ Every error of the package ends here as one line that says what is wrong and wha
 from __future__ import annotations
 
 import io
+import os
 import sys
 
 import click
@@ -51,6 +52,9 @@ for command in (
 
 def main() -> None:
     """Run the command line and exit with its code."""
+    if os.environ.get("COLUMNS") == "0":
+        # A terminal that does not know its width; rich would believe it and print nothing.
+        del os.environ["COLUMNS"]
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A path of other bytes than UTF-8, a prompt in a terminal that knows ASCII alone.

@@ -52,7 +52,7 @@ def running() -> Iterator[Proxy]:
             "MOE_PROXY_RUNTIME_DIR": str(folder / "run"),
             "MOE_PROXY_MAX_IN_FLIGHT": "512",
             "BENCH_CPUS": ",".join(map(str, sorted(others))),
-            "MOE_PROXY_CONFIG": str(folder / "config.toml"),
+            "MOE_PROXY_CONFIG": os.devnull,
         }
         port = _free_port()
         argv = [sys.executable, "-m", "moe_proxy", "start", "--port", str(port), "--alias", "bench"]

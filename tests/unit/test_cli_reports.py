@@ -156,7 +156,7 @@ def test_a_domain_that_the_map_does_not_hold(
     output = () if command == "show" else ("--to", "text", "--output", str(tmp_path / "out.txt"))
     assert run_main(monkeypatch, "map", command, str(PLANTED_MAP), "--domain", "bogus", *output) == 2
     assert "no domain 'bogus'" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
+    assert not (tmp_path / "out.txt").exists()
 
 
 def test_one_domain_of_a_map_is_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -171,3 +171,10 @@ def test_architectures_without_cuda(monkeypatch: pytest.MonkeyPatch, capsys: Any
     """An option that would do nothing is refused."""
     assert run_main(monkeypatch, "build", "--cuda-arch", "86") == 2
     assert "--cuda" in capsys.readouterr().err
+
+
+def test_a_terminal_of_no_width(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """COLUMNS=0, as a terminal without a size says it, hides nothing."""
+    monkeypatch.setenv("COLUMNS", "0")
+    run_main(monkeypatch, "doctor", "--port", "0")
+    assert "moe-proxy" in capsys.readouterr().out

@@ -36,6 +36,17 @@ def test_a_flag_beats_a_variable_beats_the_file(file: Path, monkeypatch: pytest.
     assert load_settings({"port": None}).port == 2
 
 
+def test_a_named_file_must_be_there(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that was named and is not there, or is a folder, is said: its settings would be missed."""
+    for wrong in (file.parent, file.with_name("confg.toml")):
+        monkeypatch.setenv("MOE_PROXY_CONFIG", str(wrong))
+        with pytest.raises(ConfigError, match=f"{wrong}, which is no file"):
+            load_settings({})
+    for none in ("/dev/null", ""):
+        monkeypatch.setenv("MOE_PROXY_CONFIG", none)
+        load_settings({})
+
+
 @pytest.mark.parametrize(
     ("text", "named"),
     [("port = 'many'", "port"), ("prot = 1", "'prot'"), ("port = ", "config.toml"), ("gpu = 3", "gpu")],
