@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import aiohttp
@@ -28,6 +29,7 @@ from moe_proxy.instance import InstancePaths, RunningProxy, claimed, start_time_
 from moe_proxy.learning import Learning, learned_path
 from moe_proxy.live import Reloading, with_settings
 from moe_proxy.metrics import Metrics
+from moe_proxy.model.gguf_header import GgufHeader
 from moe_proxy.proxy.context import Limits, ModelCard, ProxyContext
 from moe_proxy.proxy.keep_alive import KeepAlivePolicy
 from moe_proxy.proxy.listening import Listening
@@ -222,15 +224,29 @@ async def _end(listening: Listening, supervisor: Supervisor, hurrying: asyncio.E
 
 
 def _card(served: Served, engine_args: tuple[str, ...]) -> ModelCard:
+    header = _with_given_template(served.header, engine_args)
     facts = f"{served.layout.fingerprint} {served.header.quantization} {served.header.size_bytes}"
     return ModelCard(
         name=served.alias,
         aliases=(),
-        header=served.header,
+        header=header,
         digest=hashlib.sha256(facts.encode()).hexdigest(),
         context_length=served.context_length,
-        capabilities=capabilities_of(served.header, engine_args),
+        capabilities=capabilities_of(header, engine_args),
     )
+
+
+def _with_given_template(header: GgufHeader, engine_args: tuple[str, ...]) -> GgufHeader:
+    """``header`` with the chat template that llama-server is told to use in place of the model's own."""
+    for index, argument in enumerate(engine_args, 1):
+        flag, joined, value = argument.partition("=")
+        if flag == "--chat-template-file":
+            name = value if joined else "".join(engine_args[index : index + 1])
+            # What cannot be read here, llama-server cannot read either: it says so, and does not start.
+            with contextlib.suppress(OSError):
+                text = Path(name).read_text(encoding="utf-8", errors="replace")
+                return replace(header, chat_template=text)
+    return header
 
 
 @dataclass(frozen=True)
