@@ -318,8 +318,9 @@ const made = await client.generate({ model, prompt: 'hello', options, format: 'j
 const shown = await client.show({ model })
 const pulled = await client.pull({ model })
 const failed = await client.chat({ model: 'nothing', messages }).catch((error) => error.message)
-const endless = { num_predict: 4000, temperature: 5 }
-const long = await client.chat({ model, messages, stream: true, options: endless })
+// What a grammar wants before the end cannot end before that.
+const format = { type: 'array', items: { type: 'boolean' }, minItems: 300 }
+const long = await client.chat({ model, messages, format, stream: true, options: { num_predict: 3000 } })
 let aborted = ''
 try {
   for await (const part of long) long.abort()
