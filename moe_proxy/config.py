@@ -30,6 +30,8 @@ DEFAULT_CLASSIFIERS = "keyword,tfidf"
 
 # Several words: a list in the file, separated by commas in a variable.
 Words = Annotated[tuple[str, ...], NoDecode]
+# What writes llama-server's state, and harms nobody but whoever asked for it.
+OPENABLE_ROUTES = frozenset({"/props", "/slots", "/lora-adapters"})
 # Never repeated to anybody, not even to say what is wrong with it.
 _SECRETS = frozenset({"api_key"})
 # What a request is about is not for the configuration to change.
@@ -95,6 +97,7 @@ class Settings(BaseSettings):
     engine: Path | None = Field(None, description="a llama-server to use instead of building one")
     unknown_model: Literal["strict", "any"] = Field("strict", description="Ollama routes: 404, or serve it")
     unknown_model_openai: Literal["strict", "any"] = Field("any", description="the same for all other routes")
+    open_routes: Words = Field((), description="routes that write the engine's state: closed but for these")
     strip_parameters: Words = Field((), description="parameters that are taken out of every request")
     set_parameters: dict[str, Any] = Field({}, description="parameters that every request gets")
     ollama_defaults: bool = Field(False, description="Ollama's sampling defaults on its routes")
@@ -118,10 +121,20 @@ class Settings(BaseSettings):
             raise ValueError("it is no duration such as 5m, 1h30m or -1")
         return text
 
-    @field_validator("aliases", "allowed_hosts", "allowed_origins", "strip_parameters", mode="before")
+    @field_validator(
+        "aliases", "allowed_hosts", "allowed_origins", "open_routes", "strip_parameters", mode="before"
+    )
     @classmethod
     def _separated(cls, value: object) -> object:
         return tuple(filter(None, map(str.strip, value.split(",")))) if isinstance(value, str) else value
+
+    @field_validator("open_routes")
+    @classmethod
+    def _openable(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        wrong = sorted(set(names) - OPENABLE_ROUTES)
+        if wrong:
+            raise ValueError(f"{wrong[0]} cannot be opened, only {', '.join(sorted(OPENABLE_ROUTES))}")
+        return names
 
     @field_validator("strip_parameters", "set_parameters")
     @classmethod

@@ -22,7 +22,7 @@ from moe_proxy.proxy.parameters import ParameterFilter
 # Everything else decides how the engine or the sockets were made.
 LIVE = frozenset(
     {"access_log", "aliases", "allowed_hosts", "allowed_origins", "api_key", "api_key_file", "drain_s",
-     "max_in_flight", "ollama_defaults", "set_parameters", "strip_parameters", "unknown_model",
+     "max_in_flight", "ollama_defaults", "open_routes", "set_parameters", "strip_parameters", "unknown_model",
      "unknown_model_openai"}
 )  # fmt: skip
 
@@ -42,6 +42,7 @@ def with_settings(context: ProxyContext, settings: Settings) -> ProxyContext:
             allowed_origins=settings.origins,
             key_digests=key_digests(settings),
         ),
+        open_routes=frozenset(settings.open_routes),
         unknown_model=settings.unknown_model,
         unknown_model_openai=settings.unknown_model_openai,
         parameters=ParameterFilter(

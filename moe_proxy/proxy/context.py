@@ -140,7 +140,8 @@ class ProxyContext:
 
     ``domain_labels`` are the domains a client may name in ``X-Moe-Domain``. ``unload`` stops the engine until
     ``backend.ready`` is next awaited, and does not wait; None: a request to unload is acknowledged and
-    changes nothing. ``keep_alive`` says when it is called.
+    changes nothing. ``keep_alive`` says when it is called. ``open_routes`` are those of llama-server that
+    write its state and are open all the same.
     """
 
     backend: Backend
@@ -158,13 +159,7 @@ class ProxyContext:
     ollama_version: str = "0.13.0"
     unload: Callable[[], None] | None = None
     keep_alive: KeepAlivePolicy = field(default_factory=KeepAlivePolicy)
+    open_routes: frozenset[str] = frozenset()
     parameters: ParameterFilter = field(default_factory=ParameterFilter)
     access_log: AccessLog | None = None
     new_id: Callable[[], str] = lambda: secrets.token_hex(8)
-
-
-class Live:
-    """The context that requests which come now are answered by; those under way keep the one they came to."""
-
-    def __init__(self, context: ProxyContext) -> None:
-        self.context = context

@@ -88,6 +88,15 @@ async def forward(exchange: Exchange) -> web.StreamResponse:
         return await relay(exchange, ticket, opening, SseForm(exchange.path, exchange.family), patient=False)
 
 
+async def write(exchange: Exchange) -> web.StreamResponse:
+    """POST of what changes the engine's state: whatever the body is, it is the engine's affair."""
+    with exchange.admission.admitted() as ticket:
+        raw = await exchange.body()
+        headers = forwarded_headers(exchange.request.headers, exchange.id, has_body=True)
+        opening = exchange.upstream.send("POST", exchange.target, headers, raw)
+        return await relay(exchange, ticket, opening, SseForm(exchange.path, exchange.family), patient=False)
+
+
 async def read(exchange: Exchange) -> web.StreamResponse:
     """GET of what the engine says of itself."""
     with exchange.admission.admitted() as ticket:

@@ -16,7 +16,7 @@ from aiohttp import web
 from moe_proxy.errors import MoeProxyError, RequestError
 from moe_proxy.proxy import passthrough, status
 from moe_proxy.proxy.admission import Admission
-from moe_proxy.proxy.context import Live, ProxyContext
+from moe_proxy.proxy.context import ProxyContext
 from moe_proxy.proxy.exchange import Exchange
 from moe_proxy.proxy.front_page import front_page
 from moe_proxy.proxy.keep_alive import KeepAlive
@@ -31,7 +31,6 @@ logger = logging.getLogger(__name__)
 Endpoint = Callable[[Exchange], Awaitable[web.StreamResponse]]
 
 ADMISSION = web.AppKey("admission", Admission)
-LIVE = web.AppKey("live", Live)
 _UPSTREAM = web.AppKey("upstream", Upstream)
 
 # Beyond this, the follow-ups of the last requests are given up.
@@ -83,6 +82,38 @@ NAMED_ROUTES: Mapping[str, Mapping[str, Endpoint]] = {
     "/api/blobs": {"POST": ollama.refused, "GET": ollama.refused},
 }
 
+# Closed unless the operator opens them, and only as far as they are named here.
+OPENABLE: Mapping[str, Mapping[str, Endpoint]] = {
+    "/props": {"POST": passthrough.write},
+    "/lora-adapters": {"GET": passthrough.read, "POST": passthrough.write},
+}
+NAMED_OPENABLE: Mapping[str, Mapping[str, Endpoint]] = {"/slots": {"POST": passthrough.write}}
+
+
+class Live:
+    """The context and routes of requests that come now; those under way keep what they came to."""
+
+    def __init__(self, context: ProxyContext) -> None:
+        self.change(context)
+
+    def change(self, context: ProxyContext) -> None:
+        """From now on, this one."""
+        self.context = context
+        self.routes = _with_open(ROUTES, OPENABLE, context.open_routes)
+        self.named_routes = _with_open(NAMED_ROUTES, NAMED_OPENABLE, context.open_routes)
+
+
+LIVE = web.AppKey("live", Live)
+
+
+def _with_open(
+    routes: Mapping[str, Mapping[str, Endpoint]],
+    openable: Mapping[str, Mapping[str, Endpoint]],
+    opened: frozenset[str],
+) -> Mapping[str, Mapping[str, Endpoint]]:
+    more = {path: {**routes.get(path, {}), **methods} for path, methods in openable.items() if path in opened}
+    return {**routes, **more}
+
 
 def make_app(context: ProxyContext) -> web.Application:
     """The application. Its client of the engine is made when it starts and closed after the last request."""
@@ -101,7 +132,7 @@ def change(app: web.Application, context: ProxyContext) -> None:
 
     It differs in policy alone: the backend, the clocks, and what counts and observes are the same ones.
     """
-    app[LIVE].context = context
+    app[LIVE].change(context)
     app[ADMISSION].limits = context.limits
 
 
@@ -146,7 +177,7 @@ async def _answer(exchange: Exchange) -> web.StreamResponse:
         if request.method != "OPTIONS":
             # A browser asks its question before a request without the key that the request will have.
             check_key(request.headers, exchange.path, exchange.context.security)
-        methods = _methods(exchange)
+        methods = _methods(exchange, exchange.request.app[LIVE])
         if methods is None:
             return _plain_error(exchange.family, 404, f"there is no route {exchange.path}")
         if request.method == "OPTIONS":
@@ -178,13 +209,13 @@ async def _answer(exchange: Exchange) -> web.StreamResponse:
         )
 
 
-def _methods(exchange: Exchange) -> Mapping[str, Endpoint] | None:
+def _methods(exchange: Exchange, live: Live) -> Mapping[str, Endpoint] | None:
     """The endpoints of the path by method, noting the route's pattern and name; None: no such route."""
-    found = ROUTES.get(exchange.path)
+    found = live.routes.get(exchange.path)
     if found is not None:
         exchange.route = exchange.path
         return found
-    for prefix, methods in NAMED_ROUTES.items():
+    for prefix, methods in live.named_routes.items():
         if exchange.path.startswith(prefix + "/"):
             exchange.route = prefix + "/{name}"
             exchange.name = unquote(exchange.path.removeprefix(prefix + "/"))

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from moe_proxy.access import key_digest
+from moe_proxy.config import OPENABLE_ROUTES, Settings
 from moe_proxy.proxy.context import Limits, SecurityPolicy
+from moe_proxy.proxy.server import NAMED_OPENABLE, OPENABLE
 from tests.support.surface import Surface, surface
 
 KEY = "sk-aaaaaaaaaaaaaaaa"
@@ -241,3 +243,27 @@ async def test_a_preflight_needs_no_key() -> None:
                     status == 204
                 )
         assert proxy.fake.requests == []
+
+
+@pytest.mark.parametrize("target", ["/props", "/slots/0?action=erase", "/lora-adapters"])
+async def test_what_writes_the_engine_is_closed_unless_opened(target: str) -> None:
+    """Anything that writes server state is closed unless the operator opens it, each for itself."""
+    path = target.partition("?")[0]
+    name = path.removesuffix("/0")
+    async with surface() as proxy:
+        assert (await proxy.post(target, {}))[0] in (404, 405)
+        assert proxy.fake.requests == []
+    async with surface(open_routes=frozenset({name})) as proxy:
+        await proxy.post(target, [1])
+        assert [(seen.path, seen.body) for seen in proxy.fake.requests] == [(path, [1])]
+        assert (await proxy.get("/props"))[0] == 200
+        for other in {"/props", "/slots/0", "/lora-adapters", "/experts/prior", "/slots/0/x"} - {path}:
+            if not (name == "/slots" and other == "/slots/0/x"):
+                assert (await proxy.post(other, {}))[0] in (404, 405)
+
+
+def test_what_can_be_opened_is_what_is_configured() -> None:
+    """The setting takes exactly the routes that can be opened."""
+    assert {*OPENABLE, *NAMED_OPENABLE} == OPENABLE_ROUTES
+    with pytest.raises(ValueError, match="/experts cannot be opened"):
+        Settings(open_routes="/props,/experts")
