@@ -20,8 +20,11 @@ ProgressReport = Callable[[str, float], None]
 
 @contextmanager
 def progress_report(console: Console) -> Iterator[ProgressReport]:
-    """Where a build reports (stage, fraction): a bar on a terminal, a line per stage and tenth elsewhere."""
-    if console.is_terminal:
+    """Where a build reports (stage, fraction): a bar on a terminal, a line per stage and tenth elsewhere.
+
+    Colours may be forced on a pipe or a file; a bar that moves is of no use there.
+    """
+    if console.file.isatty() and not console.is_dumb_terminal:
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
         with Progress(*columns, TimeElapsedColumn(), console=console) as bar:
             task = bar.add_task("preparing", total=1.0)

