@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 
 from moe_proxy.engine.build import EngineBuild
 from moe_proxy.engine.control import EngineControl, PriorFeed
+from moe_proxy.model.gguf_header import read_header
+from moe_proxy.model.layout import layout_of
 from moe_proxy.resources import data_path
 from moe_proxy.routing.active import ActiveRequests
-from moe_proxy.routing.collect import builtin_prompts, held_out_prompts
-from moe_proxy.routing.router_map import load
+from moe_proxy.routing.collect import builtin_prompts, collect, held_out_prompts
+from moe_proxy.routing.router_map import ModelKey, RouterMap, load
 from tests.support.engine_process import engine_process
 from tests.support.text import call
 
@@ -25,14 +29,17 @@ DOMAINS = ("codegen", "math", "creative_write", "chinese_tech")
 
 
 class Runner:
-    """A CollectEngine on a bare llama-server."""
+    """A CollectEngine on a bare llama-server that asks as ``moe-proxy collect`` does: a chat of one turn."""
 
     def __init__(self, socket: Path) -> None:
         self.socket = socket
 
     async def complete(self, text: str, request_id: str) -> None:
-        """A greedy answer of a few tokens."""
-        await asyncio.to_thread(_complete, self.socket, text, request_id)
+        """A greedy answer."""
+        messages = [{"role": "user", "content": text}]
+        body = {"messages": messages, "max_tokens": 48, "temperature": 0, "cache_prompt": False}
+        headers = {"X-Moe-Request": request_id}
+        await asyncio.to_thread(call, self.socket, "POST", "/v1/chat/completions", body, headers)
 
     async def usage(self, request_id: str) -> Mapping[str, object]:
         """Its counts."""
@@ -53,6 +60,30 @@ def _complete(socket: Path, text: str, request_id: str) -> None:
 def _usage(socket: Path, request_id: str) -> dict[str, Any]:
     usage: dict[str, Any] = call(socket, "GET", f"/experts/usage?request={request_id}")
     return usage
+
+
+def _log_likelihood(p: npt.NDArray[np.float64], counts: npt.NDArray[np.int64]) -> float:
+    """Mean log-probability of a pick, with ``p`` scaled to add up to 1 per layer."""
+    logs = np.log(p / p.sum(axis=1, keepdims=True))
+    return float((logs * counts).sum() / counts.sum())
+
+
+def test_one_half_predicts_the_other(engine: EngineBuild, planted_model: Path) -> None:
+    """A map made by ``collect`` from one half of labelled prompts predicts the other half's routing better.
+
+    Better than the all-domains average does: log-likelihood, for each domain, whichever half it is made from.
+    """
+    key = ModelKey.of(layout_of(read_header(planted_model)))
+
+    def collected(socket: Path, prompts: Mapping[str, Sequence[str]]) -> RouterMap:
+        return asyncio.run(collect(Runner(socket), prompts, key, made={}))
+
+    with engine_process(engine.server, planted_model, MOE_PAGER="1") as socket:
+        halves = collected(socket, builtin_prompts()), collected(socket, held_out_prompts())
+    for first, second in (halves, halves[::-1]):
+        average = first.pick_probabilities.mean(axis=0)
+        for (label, counts), predicted in zip(second.counts.items(), first.pick_probabilities, strict=True):
+            assert _log_likelihood(predicted, counts) > _log_likelihood(average, counts), label
 
 
 def test_sixteen_concurrent_requests(engine: EngineBuild, planted_model: Path) -> None:
