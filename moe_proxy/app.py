@@ -38,7 +38,8 @@ from moe_proxy.proxy.ollama.models import capabilities_of
 from moe_proxy.proxy.server import change, make_app
 from moe_proxy.report import Report
 from moe_proxy.routing.active import ActiveRequests
-from moe_proxy.routing.collect import builtin_prompts, collect
+from moe_proxy.routing.collect import collect
+from moe_proxy.routing.labelled import Unfinished
 from moe_proxy.routing.learner import Learner
 from moe_proxy.routing.router_map import ModelKey, RouterMap
 from moe_proxy.served import Served
@@ -301,20 +302,32 @@ async def collect_map(
     served: Served,
     server: Path,
     paths: InstancePaths,
+    prompts: Mapping[str, tuple[str, ...]],
+    source: str,
     tokens: int,
+    unfinished: Unfinished,
     progress: Callable[[str, float], None],
 ) -> RouterMap:
-    """The router map of the shipped prompts; ``tokens`` are generated after each."""
+    """The router map of ``prompts``; ``tokens`` are generated after each.
+
+    ``source`` says in the map where they are from. Goes on from ``unfinished``, and keeps it up to date.
+    """
     key = ModelKey.of(served.layout)
-    made = {"tool": "moe-proxy collect", "version": __version__, "source": "shipped prompts"}
+    made = {"tool": "moe-proxy collect", "version": __version__, "source": source}
+
+    async def keep(so_far: RouterMap, done: int) -> None:
+        await asyncio.to_thread(unfinished.save, so_far, done)
+
     async with _engine(served, server, paths) as engine:
         await engine.supervisor.ready(served.settings.ready_timeout_s)
         connector = aiohttp.UnixConnector(str(paths.socket))
         async with aiohttp.ClientSession(connector=connector) as session:
             return await collect(
                 _Collecting(session, engine.control, tokens),
-                builtin_prompts(),
+                prompts,
                 key,
                 made=made,
                 progress=lambda done, total: progress("prompts", done / total),
+                begun=await asyncio.to_thread(unfinished.begun, key),
+                keep=keep,
             )

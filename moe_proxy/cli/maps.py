@@ -21,9 +21,14 @@ from moe_proxy.instance import instance_paths
 from moe_proxy.model.gguf_header import read_header
 from moe_proxy.model.layout import layout_of
 from moe_proxy.proxy.listening import free_port
+from moe_proxy.routing.collect import builtin_prompts
 from moe_proxy.routing.foreign import FORMS, ONE_DOMAIN, export, load_any
+from moe_proxy.routing.labelled import Unfinished, read_prompts, work_of
 from moe_proxy.routing.map_facts import coverage, keep_top, merge, only, overlap, picture
 from moe_proxy.routing.router_map import ModelKey, check, doubts, dump, load
+
+BUILTIN = "builtin"
+"""What ``--prompts`` calls the prompts that ship."""
 
 
 @click.command(epilog="Example: moe-proxy collect --model qwen3-30b-a3b-q4_k_m.gguf --output qwen3.json")
@@ -38,8 +43,19 @@ from moe_proxy.routing.router_map import ModelKey, check, doubts, dump, load
     show_default=True,
     help="tokens to generate per prompt",
 )
-def collect(model: Path | None, output: Path, tokens: int) -> None:
-    """Make a router map: run the labelled prompts that ship through the engine and count experts."""
+@click.option(
+    "--prompts",
+    metavar="DIR|FILE|builtin",
+    default=BUILTIN,
+    show_default=True,
+    help='labelled prompts: a folder of DOMAIN.txt, or lines of {"prompt": ..., "domain": ...}',
+)
+def collect(model: Path | None, output: Path, tokens: int, prompts: str) -> None:
+    """Make a router map: run labelled prompts through the engine and count experts.
+
+    Interrupted, it goes on where it was when it is called again; until then the counts are in OUTPUT.part.
+    """
+    chosen = builtin_prompts() if prompts == BUILTIN else read_prompts(Path(prompts))
     # The counts come from the pager, whatever a variable or the file says of serving.
     settings = load_settings({"model": model, "port": free_port("127.0.0.1", 0), "pager": True})
     check_writable(output)
@@ -48,9 +64,17 @@ def collect(model: Path | None, output: Path, tokens: int) -> None:
     server = engine_for_start(settings, None, console)
     paths = instance_paths(settings.runtime_dir, settings.state_dir, settings.port)
     paths.prepare()
+    unfinished = Unfinished(output.with_name(f"{output.name}.part"), work_of(chosen, tokens))
+    begun = unfinished.begun(ModelKey.of(served.layout))
+    if begun is not None:
+        console.print(f"Going on from {unfinished.path}: {begun[1]} prompts are done.")
+    source = "shipped prompts" if prompts == BUILTIN else Path(prompts).name
     with progress_report(console) as report:
-        router_map = asyncio.run(collect_map(served, server, paths, tokens, report))
+        router_map = asyncio.run(
+            collect_map(served, server, paths, chosen, source, tokens, unfinished, report)
+        )
     write_text(output, dump(router_map))
+    unfinished.remove()
     counted = sum(domain.tokens for domain in router_map.domains.values())
     click.echo(f"{output}: {len(router_map.domains)} domains, {counted} tokens")
 

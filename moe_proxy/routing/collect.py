@@ -6,7 +6,7 @@ It knows no transport, and no file but the prompts that ship with the package.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -15,10 +15,10 @@ import numpy.typing as npt
 
 from moe_proxy.domains.base import DOMAINS
 from moe_proxy.errors import ControlError
+from moe_proxy.routing.labelled import split
 from moe_proxy.routing.router_map import DomainCounts, ModelKey, RouterMap
 
 _PROMPTS = Path(__file__).with_name("prompts")
-_SEPARATOR = "\n----\n"
 
 
 class CollectEngine(Protocol):
@@ -39,6 +39,10 @@ class CollectEngine(Protocol):
         ...
 
 
+Keep = Callable[[RouterMap, int], Awaitable[None]]
+"""Given the map so far, and how many prompts are in it."""
+
+
 def builtin_prompts() -> Mapping[str, tuple[str, ...]]:
     """The shipped prompts of each domain from which a first map is made."""
     return {domain: prompts[0::2] for domain, prompts in _shipped().items()}
@@ -50,8 +54,7 @@ def held_out_prompts() -> Mapping[str, tuple[str, ...]]:
 
 
 def _shipped() -> dict[str, tuple[str, ...]]:
-    texts = {domain: (_PROMPTS / f"{domain}.txt").read_text(encoding="utf-8") for domain in DOMAINS}
-    return {domain: tuple(text.strip("\n").split(_SEPARATOR)) for domain, text in texts.items()}
+    return {domain: split((_PROMPTS / f"{domain}.txt").read_text(encoding="utf-8")) for domain in DOMAINS}
 
 
 async def collect(
@@ -62,29 +65,46 @@ async def collect(
     made: Mapping[str, object],
     progress: Callable[[int, int], None] = lambda done, total: None,
     new_request_id: Callable[[], str] = lambda: secrets.token_hex(8),
+    begun: tuple[RouterMap, int] | None = None,
+    keep: Keep | None = None,
 ) -> RouterMap:
     """Run ``prompts`` (by domain) through ``engine``, one after the other, and add their picks up.
 
     ``made`` goes into the map, with the number of tokens added; ``progress`` is told (done, total) after each
-    prompt. Raises what the engine raises, and ControlError for counts that do not fit the model of ``key``.
+    prompt, and ``keep`` is given the map so far. With ``begun``, such a map, that many prompts are in it and
+    not run again. Raises what the engine raises, and ControlError for counts that do not fit the model of
+    ``key``.
     """
-    total = sum(len(texts) for texts in prompts.values())
-    done = 0
-    domains: dict[str, DomainCounts] = {}
-    for domain, texts in prompts.items():
-        tokens = 0
-        counts = np.zeros((len(key.layers), key.experts), np.int64)
-        for text in texts:
-            request_id = new_request_id()
-            await engine.complete(text, request_id)
-            more, picks = counts_of(await engine.usage(request_id), key)
-            tokens += more
-            counts += picks
-            done += 1
-            progress(done, total)
-        rows = (tuple(int(count) for count in row) for row in counts)
-        domains[domain] = DomainCounts(tokens, dict(zip(key.layers, rows, strict=True)))
-    return RouterMap(key, {**made, "tokens": sum(domain.tokens for domain in domains.values())}, domains)
+    so_far, done = begun or (RouterMap(key, {}, {}), 0)
+    tokens = {domain: counted.tokens for domain, counted in so_far.domains.items()}
+    counts = dict(so_far.counts)
+    nothing = np.zeros((len(key.layers), key.experts), np.int64)
+
+    def now() -> RouterMap:
+        return RouterMap(
+            key,
+            {**made, "tokens": sum(tokens.values())},
+            {domain: _counted(tokens.get(domain, 0), counts.get(domain, nothing), key) for domain in prompts},
+        )
+
+    work = [(domain, text) for domain, texts in prompts.items() for text in texts]
+    progress(done, len(work))
+    for domain, text in work[done:]:
+        request_id = new_request_id()
+        await engine.complete(text, request_id)
+        more, picks = counts_of(await engine.usage(request_id), key)
+        tokens[domain] = tokens.get(domain, 0) + more
+        counts[domain] = counts.get(domain, nothing) + picks
+        done += 1
+        if keep is not None:
+            await keep(now(), done)
+        progress(done, len(work))
+    return now()
+
+
+def _counted(tokens: int, counts: npt.NDArray[np.int64], key: ModelKey) -> DomainCounts:
+    rows = (tuple(int(count) for count in row) for row in counts)
+    return DomainCounts(tokens, dict(zip(key.layers, rows, strict=True)))
 
 
 def counts_of(usage: Mapping[str, object], key: ModelKey) -> tuple[int, npt.NDArray[np.int64]]:
