@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -21,6 +22,8 @@ from moe_proxy.routing.learner import Learner
 
 logger = logging.getLogger(__name__)
 
+_USE_INTERVAL_S = 1.0
+
 
 def learned_path(state: Path, fingerprint: str) -> Path:
     """Where the learned counts of the model of ``fingerprint`` are kept in the data directory ``state``."""
@@ -30,18 +33,28 @@ def learned_path(state: Path, fingerprint: str) -> Path:
 class Learning:
     """Feeds ``learner`` and keeps its state in ``path``; use as an async context manager.
 
-    Written ``save_delay_s`` after a change at the latest, and at the end. When the file is removed while
+    The running requests use what was learned a second later at the latest while requests come, and when it is
+    written: ``save_delay_s`` after a change, and at the end. When the file is removed while
     this runs (``moe-proxy map reset``), what was learned is forgotten.
     """
 
     def __init__(
-        self, learner: Learner, active: ActiveRequests, path: Path, *, save_delay_s: float = 2.0
+        self,
+        learner: Learner,
+        active: ActiveRequests,
+        path: Path,
+        *,
+        save_delay_s: float = 2.0,
+        clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._learner = learner
         self._active = active
         self._path = path
         self._save_delay_s = save_delay_s
         self._changed = asyncio.Event()
+        self._clock_s = clock_s
+        self._used_s = float("-inf")
+        self._unused = False
         self._written = False
         self._warned = False
         self._task: asyncio.Task[None] | None = None
@@ -74,13 +87,21 @@ class Learning:
             logger.debug("a request's counts were not learned: %s", error)
             return
         if self._learner.learn(distribution, tokens, counts):
-            self._active.use(self._learner.merged())
+            self._unused = True
+            # Making a map of a large model takes milliseconds, and requests can end by the hundreds a second.
+            if self._clock_s() - self._used_s >= _USE_INTERVAL_S:
+                self._use()
             self._changed.set()
 
     def report(self) -> dict[str, object]:
         """What was learned, as JSON values for ``/stats``."""
         tokens = {label: round(count, 1) for label, count in self._learner.tokens.items()}
         return {"tokens": tokens, "file": str(self._path), "saved": self._written, "refused": self.refused}
+
+    def _use(self) -> None:
+        """Favour experts by what is known now."""
+        self._active.use(self._learner.merged())
+        self._unused, self._used_s = False, self._clock_s()
 
     def _restore(self) -> None:
         try:
@@ -98,6 +119,8 @@ class Learning:
             await self._changed.wait()
             await asyncio.sleep(self._save_delay_s)
             self._forget_if_reset()
+            if self._unused:
+                self._use()
             self._changed.clear()
             # In a thread: a large model's counts take a while to write. Their text is made now, on this one.
             await asyncio.to_thread(self._write, self._learner.dump())
@@ -106,7 +129,7 @@ class Learning:
         if self._written and not self._path.exists():
             self._written = False
             self._learner.forget()
-            self._active.use(self._learner.merged())
+            self._use()
             self._changed.clear()
 
     def _write(self, text: str) -> None:

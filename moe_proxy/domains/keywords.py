@@ -50,8 +50,13 @@ class Pattern:
 
     def found_in(self, text: str) -> bool:
         """Whether it occurs in ``text``, which is in lower case."""
-        if self.literals and not any(literal in text for literal in self.literals):
-            return False
+        # Written out: this runs for every pattern on every prompt, and a generator costs more than its work.
+        if self.literals:
+            for literal in self.literals:
+                if literal in text:
+                    break
+            else:
+                return False
         return self.match.search(text) is not None
 
 
@@ -81,6 +86,9 @@ class KeywordClassifier:
         # Runs of words by their first word, and Han terms by their first character: few of them are tried.
         self._runs: dict[str, list[str]] = defaultdict(list)
         self._han: dict[str, list[tuple[str, int]]] = defaultdict(list)
+        self._patterns = [
+            (number, pattern) for number, rule in enumerate(self._rules) for pattern in rule.patterns
+        ]
         for number, rule in enumerate(self._rules):
             for term in rule.terms:
                 words = _WORD.findall(term.lower())
@@ -134,14 +142,16 @@ class KeywordClassifier:
         chinese = _is_chinese(text)
         found = self._terms_found(text, chinese)
         scores = dict.fromkeys(DOMAINS, 0.0)
-        for number, rule in enumerate(self._rules):
-            if rule.script and not chinese:
-                continue
-            count = found.get(number, 0) + sum(pattern.found_in(text) for pattern in rule.patterns)
-            scores[rule.domain] += min(count * rule.weight, rule.cap)
+        for number, pattern in self._patterns:
+            if pattern.found_in(text):
+                found[number] += 1
+        for number in sorted(found):
+            rule = self._rules[number]
+            if chinese or not rule.script:
+                scores[rule.domain] += min(found[number] * rule.weight, rule.cap)
         return scores
 
-    def _terms_found(self, text: str, chinese: bool) -> Mapping[int, int]:
+    def _terms_found(self, text: str, chinese: bool) -> defaultdict[int, int]:
         """Number of distinct terms found, by rule."""
         words = (_ASCII_WORD if text.isascii() else _WORD).findall(text)
         distinct = set(words)

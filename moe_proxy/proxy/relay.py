@@ -63,10 +63,12 @@ async def relay(
     MoeProxyError as long as nothing was sent; after that, an error is the stream's last message.
     """
     stream = _Stream(exchange, form)
-    task = asyncio.ensure_future(opening)
+    # A task of its own only for who has to be told that it is still under way: it costs a turn of the loop.
+    task = asyncio.ensure_future(opening) if patient else None
+    answer: Answer | None = None
     try:
         with ticket.cuttable():
-            answer = await stream.opened(task, patient)
+            answer = await (opening if task is None else stream.opened(task))
             form.opened(answer.held_ns)
             if not answer.is_event_stream or answer.status != 200:
                 body = await answer.read()
@@ -83,7 +85,10 @@ async def relay(
             raise
         await stream.send(form.failure(error))
     finally:
-        close_opening(task)
+        if task is not None:
+            close_opening(task)
+        elif answer is not None:
+            answer.close()
     await stream.response.write_eof()
     return stream.response
 
@@ -99,10 +104,10 @@ class _Stream:
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no", "Content-Type": form.content_type}
         self.response = web.StreamResponse(headers=headers)
 
-    async def opened(self, task: asyncio.Future[Answer], patient: bool) -> Answer:
-        """Wait for the answer's head; a patient client gets its own head and signs of life after a while."""
+    async def opened(self, task: asyncio.Future[Answer]) -> Answer:
+        """Wait for the answer's head; after a while the client gets its own head and signs of life."""
         limits = self._exchange.context.limits
-        timeout_s = limits.header_wait_s if patient else None
+        timeout_s = limits.header_wait_s
         while True:
             done, _ = await asyncio.wait({task}, timeout=timeout_s)
             if done:

@@ -41,10 +41,12 @@ class ActiveRequests:
 
     def use(self, router_map: RouterMap | None) -> None:
         """Make priors from ``router_map`` from the next change of the active requests on."""
-        self._map = router_map
-        self._shares, self._total = {}, 0.0
-        for request_id, distribution in self._distributions.items():
-            self._add(request_id, distribution)
+        former, self._map = self._map, router_map
+        # Shares are of domains, and a map that learns keeps those it has.
+        if tuple(former.domains if former else ()) != tuple(router_map.domains if router_map else ()):
+            self._shares, self._total = {}, 0.0
+            for request_id, distribution in self._distributions.items():
+                self._add(request_id, distribution)
         # Equal weights no longer mean equal mixtures.
         self._weights = None
 

@@ -17,6 +17,7 @@ from moe_proxy.learning import Learning, learned_path
 from moe_proxy.routing.active import ActiveRequests
 from moe_proxy.routing.learner import Learner
 from moe_proxy.routing.router_map import dump, parse
+from tests.support.surface import eventually
 from tests.unit.test_router_map import KEY, MAP
 
 SHAPE = (2, 4)
@@ -178,3 +179,24 @@ async def test_damage_and_misfits_fail_nothing(tmp_path: Path, caplog: pytest.Lo
         assert learning.refused == 1
     assert learner.merged() is MAP
     assert "not used" in caplog.text
+
+
+async def test_a_map_is_not_made_for_every_request(tmp_path: Path) -> None:
+    """Of many requests that end in a second the first moves the map, and what they all used is not lost."""
+    now_s = 100.0
+    learner, active = _learner(), _active()
+    used = []
+    active.use = used.append  # type: ignore[method-assign]
+    async with Learning(
+        learner, active, tmp_path / "learned.json", save_delay_s=0.0, clock_s=lambda: now_s
+    ) as learning:
+        used.clear()
+        for _ in range(50):
+            learning.learn({"codegen": 1.0}, _usage())
+        assert len(used) == 1
+        now_s += 1.0
+        learning.learn({"codegen": 1.0}, _usage())
+        assert len(used) == 2
+        learning.learn({"codegen": 1.0}, _usage())
+        await eventually(lambda: len(used) == 3)
+        assert used[-1] == learner.merged()
