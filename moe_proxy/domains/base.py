@@ -32,11 +32,16 @@ class Classification:
 
 
 class Classifier(Protocol):
-    """Text to a distribution over domains. Implementations are pure and quick enough for the request path."""
+    """Text to a distribution over domains. Implementations are pure; a slow one is called from any thread."""
 
     @property
     def name(self) -> str:
         """Short name for configuration and reports."""
+        ...
+
+    @property
+    def slow(self) -> bool:
+        """Whether it takes longer than an event loop can wait."""
         ...
 
     def classify(self, text: str) -> Classification:

@@ -24,6 +24,11 @@ class Cascade:
 
     name = "cascade"
 
+    @property
+    def slow(self) -> bool:
+        """Whether one of those it may ask is."""
+        return any(classifier.slow for classifier, _ in self._steps)
+
     def __init__(
         self, steps: Sequence[tuple[Classifier, float]], pooled_threshold: float | None = None
     ) -> None:

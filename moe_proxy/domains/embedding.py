@@ -38,6 +38,7 @@ class EmbeddingClassifier:
     """
 
     name = "embedding"
+    slow = True
 
     def __init__(self, encode: Encode, examples: Mapping[tuple[str, str], Sequence[str]]) -> None:
         self._encode = encode

@@ -78,6 +78,7 @@ class KeywordClassifier:
     """Scores a text by rules; see the module's text for how scores become a distribution."""
 
     name = "keyword"
+    slow = False
 
     def __init__(self, rules: Sequence[Rule], minimum_score: float) -> None:
         self._rules = tuple(rules)

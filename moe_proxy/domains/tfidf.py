@@ -178,6 +178,7 @@ class TfidfClassifier:
     """Calibrated probabilities of a linear model; never abstains by itself but on a text without letters."""
 
     name = "tfidf"
+    slow = False
 
     def __init__(self, model: TfidfModel) -> None:
         self._model = model

@@ -95,8 +95,8 @@ class Limits:
     ``header_wait_s`` is how long a streaming client waits for a real status line before it gets 200 and signs
     of life every ``keep_alive_s``. ``connect_retry_s`` bounds how long a refused connection is tried again:
     the engine may have died a moment ago. A client that sends or takes no byte for ``stall_s`` while its
-    turn it is has gone, and gives its place back. Bodies over ``inline_body_bytes`` are parsed and translated
-    in a thread.
+    turn it is has gone, and gives its place back. A slow classifier without an answer after ``classify_s``
+    is done without. Bodies over ``inline_body_bytes`` are parsed and translated in a thread.
     """
 
     hold_timeout_s: float = 600.0
@@ -106,6 +106,7 @@ class Limits:
     drain_s: float = 30.0
     cut_grace_s: float = 2.0
     stall_s: float = 120.0
+    classify_s: float = 1.0
     max_in_flight: int = 512
     max_body_bytes: int = 100 << 20
     inline_body_bytes: int = 256 << 10

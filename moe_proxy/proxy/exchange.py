@@ -106,8 +106,11 @@ class Exchange:
             return await asyncio.to_thread(compute)
         return compute()
 
-    def classified(self, value: Mapping[str, object]) -> Classification | None:
-        """What the request is about, or None. Never fails: what goes wrong here is counted."""
+    async def classified(self, value: Mapping[str, object]) -> Classification | None:
+        """What the request is about, or None. Never fails: what goes wrong here is counted.
+
+        A slow classifier works in a thread and has a bounded time; a thread that is late is not waited for.
+        """
         named = self.request.headers.get("X-Moe-Domain", "").strip()
         if named and (named in DOMAINS or named in self.context.domain_labels):
             return self._counted(Classification({named: 1.0}, "header"))
@@ -118,7 +121,10 @@ class Exchange:
             text = prompts.text_in(self.path, value)
             if text is None:
                 return None
-            return self._counted(classifier.classify(text))
+            if not classifier.slow:
+                return self._counted(classifier.classify(text))
+            answer = asyncio.to_thread(classifier.classify, text)
+            return self._counted(await asyncio.wait_for(answer, self.context.limits.classify_s))
         except Exception:
             self.context.metrics.step_failed("classify")
             logger.exception("classifier %s failed; request %s goes on without", classifier.name, self.id)

@@ -71,7 +71,7 @@ async def generate(exchange: Exchange) -> web.StreamResponse:
         if edited is not value:
             raw = await exchange.aside(len(raw), lambda: dump(edited))
         headers = forwarded_headers(exchange.request.headers, exchange.id, has_body=True)
-        with exchange.observed(exchange.classified(value)):
+        with exchange.observed(await exchange.classified(value)):
             opening = exchange.upstream.send("POST", exchange.target, headers, raw)
             form = SseForm(exchange.path, exchange.family)
             return await relay(exchange, ticket, opening, form, patient=value.get("stream") is True)

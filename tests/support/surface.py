@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -115,13 +116,24 @@ class Recorder:
 
 
 class WordClassifier:
-    """Says codegen for texts with the word code, and abstains from others."""
+    """Says codegen for texts with the word code, and abstains from others.
+
+    A slow one notes that it was asked, and waits until it is released.
+    """
 
     name = "word"
+    slow = False
     fails = False
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.released = threading.Event()
 
     def classify(self, text: str) -> Classification:
         """Look for one word."""
+        self.asked += 1
+        if self.slow:
+            self.released.wait(60)
         if self.fails:
             raise RuntimeError("classifier failed on demand")
         return Classification({"codegen": 1.0} if "code" in text else {}, self.name)

@@ -11,6 +11,8 @@ from moe_proxy.domains.cascade import Cascade
 class Fixed:
     """Says the same of every text, and counts how often it is asked."""
 
+    slow = False
+
     def __init__(self, name: str, distribution: dict[str, float]) -> None:
         self.name = name
         self.distribution = distribution
@@ -61,3 +63,11 @@ def test_unsure_answers_are_pooled() -> None:
     assert Cascade([(first, 0.9), (second, 0.9)], pooled_threshold=0.8).classify("text").domain is None
     with pytest.raises(ValueError, match="pooled"):
         Cascade([], pooled_threshold=2.0)
+
+
+def test_a_cascade_is_as_slow_as_its_slowest() -> None:
+    """Slow classifiers run off the loop: a cascade that may ask one is slow."""
+    quick, slow = Fixed("a", {}), Fixed("b", {})
+    slow.slow = True
+    assert not Cascade([(quick, 0.5)]).slow
+    assert Cascade([(quick, 0.5), (slow, 0.5)]).slow

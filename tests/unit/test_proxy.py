@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
 import socket
@@ -91,6 +92,49 @@ async def test_side_steps_never_fail_a_request() -> None:
         await eventually(
             lambda: proxy.context.metrics.requests()["step_failures"] == {"classify": 1, "observe": 2}
         )
+
+
+async def test_a_slow_classifier_holds_nobody_up() -> None:
+    """Slow classifiers run off the loop and are time-boxed: the request then goes on without a domain."""
+    async with surface(limits=Limits(classify_s=0.05)) as proxy:
+        proxy.classifier.slow = True
+        try:
+            # Nobody releases it: the box alone lets the request go on.
+            assert (await proxy.post("/v1/chat/completions", CHAT))[0] == 200
+            assert proxy.classifier.asked == 1
+            assert [begun[2] for begun in proxy.observer.begun] == [None]
+            assert proxy.context.metrics.requests()["step_failures"] == {"classify": 1}
+        finally:
+            proxy.classifier.released.set()
+        # The answer of a classifier that is released is taken.
+    async with surface(limits=Limits(classify_s=60)) as proxy:
+        proxy.classifier.slow = True
+        proxy.classifier.released.set()
+        assert (await proxy.post("/v1/chat/completions", {**CHAT, "model": "x"}))[0] == 200
+        assert proxy.observer.begun[0][2] is not None
+
+
+async def test_a_client_that_leaves_a_slow_classifier() -> None:
+    """While a slow classifier works others are served; a client that goes away then leaves nothing behind."""
+    async with surface(limits=Limits(classify_s=60, max_in_flight=1)) as proxy:
+        proxy.classifier.slow = True
+        try:
+            asking = asyncio.create_task(proxy.post("/v1/chat/completions", CHAT))
+            await eventually(lambda: proxy.classifier.asked)
+            assert (await proxy.get("/livez"))[0] == 200
+            assert (await proxy.post("/v1/chat/completions", CHAT))[0] == 429
+            asking.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asking
+
+            await eventually(lambda: proxy.context.metrics.requests()["active"] == 0)
+            named = {"X-Moe-Domain": "math"}
+            assert (await proxy.post("/v1/chat/completions", CHAT, headers=named))[0] == 200
+            assert len(proxy.fake.requests) == 1
+            assert len(proxy.observer.begun) == 1
+            assert not proxy.classifier.released.is_set()
+        finally:
+            proxy.classifier.released.set()
 
 
 async def test_queue_full() -> None:

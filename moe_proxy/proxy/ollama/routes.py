@@ -100,7 +100,7 @@ async def _generate(exchange: Exchange, translate: Translate, *, is_chat: bool) 
         if translation.call is None:
             return await _load(exchange, ticket, translation, translator)
         call = translation.call
-        with exchange.observed(exchange.classified(body)):
+        with exchange.observed(await exchange.classified(body)):
             opening = _opened(exchange, call)
             if translation.stream:
                 return await relay(exchange, ticket, opening, NdjsonForm(translator), patient=True)
