@@ -19,6 +19,13 @@ the median of the rounds, then the least and the greatest.
 """
 
 
+_BUSY = """**The machine was busy when this was measured**: times are longer, and rates lower, than on a quiet
+one. Run `make bench-proxy` again before believing them.
+
+"""
+_QUIET_LOAD = 0.5
+
+
 def page(result: dict[str, Any]) -> str:
     """The whole page in Markdown."""
     given, whole = result["conditions"], result["whole"]
@@ -69,7 +76,10 @@ def page(result: dict[str, Any]) -> str:
         f"{name} p50 {_figures(result[step]['direct']['p50_ms'])} ms"
         for name, step in (("not streamed", "whole"), ("first token", "first_token"))
     )
-    return f"{_INTRODUCTION}Conditions: {conditions}\n\n" + "\n".join(lines) + f"\n\nDirect: {direct}.\n"
+    busy = _BUSY if given["load_before"][0] > _QUIET_LOAD else ""
+    return (
+        f"{_INTRODUCTION}{busy}Conditions: {conditions}\n\n" + "\n".join(lines) + f"\n\nDirect: {direct}.\n"
+    )
 
 
 def _row(
