@@ -6,6 +6,7 @@ It turns settings into what the HTTP surface works with, and never reads a reque
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -18,6 +19,8 @@ from moe_proxy.errors import ConfigError
 from moe_proxy.proxy.access_log import access_log
 from moe_proxy.proxy.context import ProxyContext, SecurityPolicy
 from moe_proxy.proxy.parameters import ParameterFilter
+
+logger = logging.getLogger(__name__)
 
 # Everything else decides how the engine or the sockets were made.
 LIVE = frozenset(
@@ -108,6 +111,9 @@ class Reloading(AbstractAsyncContextManager["Reloading"]):
                 context = await asyncio.to_thread(with_settings, self._context, wanted)
             except ConfigError as error:
                 self._announce(f"Settings not reloaded, the old ones hold: {error}.")
+                continue
+            except Exception:
+                logger.exception("settings not reloaded, the old ones hold")
                 continue
             self._change(context)
             later = needing_restart(self._running, wanted)

@@ -161,7 +161,11 @@ async def _dispatch(request: web.Request) -> web.StreamResponse:
         duration_s = clocks.monotonic_s() - exchange.started_s
         metrics.answered(exchange.route, code, duration_s)
         if exchange.context.access_log is not None:
-            exchange.context.access_log(exchange.record(code, duration_s))
+            try:
+                exchange.context.access_log(exchange.record(code, duration_s))
+            except (OSError, ValueError):
+                # A full disk, a reader that went away: the answer does not depend on them.
+                metrics.step_failed("access log")
 
 
 async def _answer(exchange: Exchange) -> web.StreamResponse:

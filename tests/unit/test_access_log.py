@@ -66,3 +66,16 @@ async def test_a_client_that_went_away_is_499() -> None:
         asking.cancel()
         await eventually(lambda: out.getvalue())
         assert json.loads(out.getvalue())["status"] == 499
+
+
+async def test_a_log_that_cannot_be_written_fails_no_request() -> None:
+    """A full disk or a closed pipe is counted, and the client gets its answer."""
+
+    def full(record: AccessRecord) -> None:
+        raise OSError(28, "No space left on device")
+
+    async with surface(access_log=full) as proxy:
+        assert (await proxy.post("/api/chat", CHAT))[0] == 200
+        assert (await proxy.get("/api/tags"))[0] == 200
+        failures = proxy.context.metrics.requests()["step_failures"]
+        assert failures == {"access log": 2}

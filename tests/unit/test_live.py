@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pydantic import SecretStr
 
 from moe_proxy.access import key_digest
@@ -96,6 +97,24 @@ async def test_wrong_settings_change_nothing() -> None:
         assert "'many'" in said[0]
         assert "/nowhere/keys" in said[1]
         assert proxy.listening.app[APP_LIVE].context.security.key_digests == (key_digest("k"),)
+
+
+async def test_a_reload_that_fails_as_nobody_foresaw(caplog: pytest.LogCaptureFixture) -> None:
+    """The task outlives what goes wrong in one reload, which the log has."""
+    async with surface() as proxy:
+        said: list[str] = []
+        tries = iter((True, False))
+
+        def load() -> Settings:
+            if next(tries):
+                raise RuntimeError("nobody foresaw it")
+            return _settings()
+
+        async with Reloading(_settings(), proxy.context, load, lambda _: None, said.append) as reloading:
+            reloading.ask()
+            await eventually(lambda: "nobody foresaw it" in caplog.text)
+            reloading.ask()
+            await eventually(lambda: said == ["Settings reloaded."])
 
 
 async def test_reloading_ends_with_its_owner() -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import logging
 from typing import Any
 
+import ollama
+import openai
 import pytest
 
 from moe_proxy.access import key_digest
@@ -172,6 +175,17 @@ async def test_oversized_bodies(path: str) -> None:
         assert proxy.fake.requests == []
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/api/chat"])
+async def test_a_compressed_body_is_measured_as_it_is(path: str) -> None:
+    """A small body that unpacks to more than the limit is 413 like any other."""
+    body = gzip.compress(b" " * 50_000_000)
+    async with surface(limits=Limits(max_body_bytes=1_000_000)) as proxy:
+        assert len(body) < 1_000_000
+        answer = await _raw(proxy, _request(path, "Host: localhost", "Content-Encoding: gzip", body=body))
+        assert answer.startswith(b"HTTP/1.1 413 ")
+        assert proxy.fake.requests == []
+
+
 @pytest.mark.parametrize(
     "url", ["http://169.254.169.254/latest", "https://example.org/a.png", "file:///etc/passwd"]
 )
@@ -267,3 +281,21 @@ def test_what_can_be_opened_is_what_is_configured() -> None:
     assert {*OPENABLE, *NAMED_OPENABLE} == OPENABLE_ROUTES
     with pytest.raises(ValueError, match="/experts cannot be opened"):
         Settings(open_routes="/props,/experts")
+
+
+async def test_official_clients_with_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenAI's and Ollama's own clients send their key as they always do, and understand the refusal."""
+    async with surface(security=KEYS) as proxy:
+        for key in (KEY, "sk-wrong"):
+            monkeypatch.setenv("OLLAMA_API_KEY", key)
+            local = ollama.AsyncClient(host=proxy.url)
+            base = f"{proxy.url}/v1"
+            async with local._client, openai.AsyncOpenAI(base_url=base, api_key=key, max_retries=0) as client:
+                if key == KEY:
+                    assert (await client.models.list()).data[0].id == "planted-moe:latest"
+                    assert (await local.list()).models[0].model == "planted-moe:latest"
+                    continue
+                with pytest.raises(openai.AuthenticationError, match="the API key is wrong"):
+                    await client.models.list()
+                with pytest.raises(ollama.ResponseError, match="the API key is wrong"):
+                    await local.list()
