@@ -187,6 +187,50 @@ def test_no_text_raises_anything_else(text: str) -> None:
         parse(text, "file.json")
 
 
+def places(value: object, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
+    """The paths of all values in a decoded document but the whole, and but what ``made`` says freely."""
+    found = [path] if path else []
+    if isinstance(value, dict) and path != ("made",):
+        found += [place for name, inner in value.items() for place in places(inner, (*path, name))]
+    elif isinstance(value, list):
+        found += [place for number, inner in enumerate(value) for place in places(inner, (*path, number))]
+    return found
+
+
+@given(
+    st.sampled_from(places(document())),
+    st.none() | st.booleans() | st.floats(allow_nan=False) | st.integers(max_value=-1) | st.just([[]]),
+)
+def test_any_misplaced_value_is_refused(place: tuple[str | int, ...], value: object) -> None:
+    """Malformed maps of every kind are refused with file, key and reason, whichever value is wrong."""
+    broken = document()
+    inner: Any = broken
+    for step in place[:-1]:
+        inner = inner[step]
+    inner[place[-1]] = value
+    with pytest.raises(RouterMapError) as caught:
+        parse(json.dumps(broken), "file.json")
+    # A list is named as a whole where its elements cannot be told apart.
+    names = [step for step in place if isinstance(step, str)]
+    assert f"file.json: {'.'.join(names)}" in str(caught.value)
+
+
+@given(st.sampled_from([place for place in places(document()) if isinstance(place[-1], str)]))
+def test_any_missing_key_is_refused(place: tuple[str | int, ...]) -> None:
+    """A map that lacks a key is refused with its name; a domain may be missing, it is one less."""
+    broken = document()
+    inner: Any = broken
+    for step in place[:-1]:
+        inner = inner[step]
+    del inner[place[-1]]
+    if len(place) == 2 and place[0] == "domains":
+        assert len(parse(json.dumps(broken), "file.json").domains) == 1
+        return
+    with pytest.raises(RouterMapError) as caught:
+        parse(json.dumps(broken), "file.json")
+    assert f"file.json: {'.'.join(map(str, place))}: is missing" in str(caught.value)
+
+
 @given(st.integers(0, len(dump(MAP)) - 2))
 def test_a_cut_map_is_refused(length: int) -> None:
     """Half a map is no map."""
