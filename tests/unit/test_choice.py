@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +14,13 @@ import moe_proxy
 from moe_proxy.config import load_settings
 from moe_proxy.domains.base import DOMAINS
 from moe_proxy.domains.choice import build_classifier, classifier_of, parse_names, shipped_thresholds
-from moe_proxy.domains.embedding import EmbeddingClassifier, model_folder, shipped_examples
+from moe_proxy.domains.embedding import (
+    EmbeddingClassifier,
+    LinearHead,
+    Prototypes,
+    model_folder,
+    shipped_examples,
+)
 from moe_proxy.errors import ConfigError
 from tests.unit.test_keywords import CASES
 
@@ -129,10 +136,23 @@ def test_embedding_prototypes() -> None:
         return np.array([[1.0, 0.0] if "sum" in text else [0.0, 1.0] for text in texts], np.float32)
 
     examples = {("math", "en"): ("a sum", "the sum"), ("translate", "en"): ("say it",)}
-    classifier = EmbeddingClassifier(encode, examples)
+    classifier = EmbeddingClassifier(encode, Prototypes(encode, examples))
     assert classifier.classify("which sum").domain == "math"
     assert classifier.classify("which word").domain == "translate"
     assert classifier.classify("…").distribution == {}
+
+
+def test_the_trained_head(tmp_path: Path) -> None:
+    """The head that ships covers all domains; one survives being saved, and decides by its largest score."""
+    assert set(LinearHead.shipped().labels) == set(DOMAINS)
+    head = LinearHead(("math", "logic"), np.eye(2, dtype=np.float32), np.zeros(2, np.float32))
+    head.save(tmp_path / "head.npz")
+    with np.load(tmp_path / "head.npz", allow_pickle=False) as arrays:
+        assert (arrays["weights"] == head.weights).all()
+    classifier = EmbeddingClassifier(lambda texts: np.array([[0.0, 1.0]], np.float32), head)
+    answer = classifier.classify("x")
+    assert answer.domain == "logic"
+    assert sum(answer.distribution.values()) == pytest.approx(1.0)
 
 
 def test_examples_cover_every_domain() -> None:
