@@ -131,7 +131,16 @@ def running_proxy(paths: InstancePaths) -> RunningProxy | None:
     """The proxy that runs here, or None; a record left by a dead process counts as none."""
     try:
         proxy = RunningProxy(**json.loads(paths.record.read_text(encoding="utf-8")))
-        alive = abs(start_time_s(proxy.pid) - proxy.start_time_s) < 1.0
+        return proxy if runs(proxy) else None
     except (OSError, ValueError, TypeError, OverflowError, RecursionError, psutil.Error):
         return None
-    return proxy if alive else None
+
+
+def runs(proxy: RunningProxy) -> bool:
+    """Whether the process lives; one that has ended does not, also where nobody takes note (a zombie)."""
+    try:
+        process = psutil.Process(proxy.pid)
+        same = abs(process.create_time() - proxy.start_time_s) < 1.0
+        return same and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -27,7 +27,7 @@ from moe_proxy.config import Settings, load_settings
 from moe_proxy.engine.launch import refuse_our_flags
 from moe_proxy.engine.recipe import BuildRequest
 from moe_proxy.errors import ConfigError, EngineStartError, NotRunningError
-from moe_proxy.instance import InstancePaths, RunningProxy, claimed, running_proxy
+from moe_proxy.instance import InstancePaths, RunningProxy, claimed, running_proxy, runs
 from moe_proxy.model.demo import DEMO_NAME
 from moe_proxy.model.demo_source import demo_file
 from moe_proxy.proxy.listening import free_port
@@ -258,17 +258,20 @@ def end_proxy(proxy: RunningProxy, drain_s: float, *, now: bool) -> None:
             # The second SIGTERM means at once; it must not melt into the first.
             time.sleep(_POLL_S)
             process.send_signal(signal.SIGTERM)
-        process.wait(drain_s + _SLACK_S)
     except psutil.NoSuchProcess:
-        pass
+        return
     except psutil.AccessDenied as error:
         raise NotRunningError(
             f"the proxy (pid {proxy.pid}) belongs to {process.username()}", "stop it as that user"
         ) from error
-    except psutil.TimeoutExpired as error:
-        raise EngineStartError(
-            f"the proxy (pid {proxy.pid}) has not ended", f"end it with: kill -9 {proxy.pid}"
-        ) from error
+    # Not psutil's wait: where nobody waits for orphans (in many a container), a zombie stays for ever.
+    deadline = time.monotonic() + drain_s + _SLACK_S
+    while runs(proxy):
+        if time.monotonic() > deadline:
+            raise EngineStartError(
+                f"the proxy (pid {proxy.pid}) has not ended", f"end it with: kill -9 {proxy.pid}"
+            )
+        time.sleep(_POLL_S)
 
 
 @click.command(epilog="Example: moe-proxy status --json")

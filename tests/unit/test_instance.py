@@ -5,11 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from moe_proxy.cli.serve import end_proxy
 from moe_proxy.errors import ConfigError
 from moe_proxy.files import check_writable, replacing, write_text
 from moe_proxy.instance import (
@@ -40,6 +43,19 @@ def test_a_recycled_pid_is_not(tmp_path: Path) -> None:
     paths = instance_paths(tmp_path / "run", tmp_path / "state", 1)
     write_record(paths, replace(_self(), start_time_s=1.0))
     assert running_proxy(paths) is None
+
+
+def test_a_zombie_is_not(tmp_path: Path) -> None:
+    """A proxy that has ended runs no more, also where its parent does not take note of it."""
+    paths = instance_paths(tmp_path / "run", tmp_path / "state", 1)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        proxy = replace(_self(), pid=child.pid, start_time_s=start_time_s(child.pid))
+        write_record(paths, proxy)
+        assert running_proxy(paths) == proxy
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and stays a zombie
+        assert running_proxy(paths) is None
+        end_proxy(proxy, 0.0, now=False)
 
 
 @pytest.mark.parametrize(
