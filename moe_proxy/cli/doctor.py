@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from dataclasses import asdict, dataclass
@@ -82,6 +83,11 @@ def _engine(settings: Settings) -> Finding:
         return Finding("ok", "engine", f"built, key {engine.key}")
     if not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
         return Finding("fail", "engine", "not built, and there is no C++ compiler", "apt-get install g++")
+    cache = settings.cache_dir
+    folder = next((path for path in (cache, *cache.parents) if path.exists()), cache)
+    if not os.access(folder, os.W_OK):
+        cure = "set MOE_PROXY_CACHE_DIR to a folder you may write"
+        return Finding("fail", "engine", f"not built, and {folder} cannot be written", cure)
     return Finding("warn", "engine", "not built yet", "moe-proxy build, or let start do it")
 
 
@@ -137,7 +143,8 @@ def _proxy(settings: Settings) -> Finding:
             check_port_is_free(settings, paths)
         except MoeProxyError as error:
             return Finding("fail", "port", error.message, error.hint)
-        return Finding("ok", "port", f"{settings.port} is free, no proxy is running")
+        free = f"{settings.port} is free" if settings.port else "start takes a free one"
+        return Finding("ok", "port", f"{free}, no proxy is running")
     try:
         health = get_json(proxy, "/health")
     except NotRunningError as error:

@@ -196,3 +196,18 @@ def test_progress_is_plain_lines_where_no_terminal_is(
     printed = capsys.readouterr()
     assert printed.out == ""
     assert re.sub(r"\x1b\[[0-9;]*m", "", printed.err) == "prompts 0 %\nprompts 10 %\nprompts 100 %\n"
+
+
+@pytest.mark.parametrize(("writable", "level"), [(True, "warn"), (False, "fail")])
+def test_doctor_promises_no_build_where_none_can_be(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any, writable: bool, level: str
+) -> None:
+    """An engine that start would build is a warning; where the cache cannot be written it is a failure."""
+    module = import_module("moe_proxy.cli.doctor")
+    monkeypatch.setattr(module, "engine_for", lambda request: None)
+    monkeypatch.setattr(module.shutil, "which", lambda name: f"/bin/{name}")
+    asked: list[Path] = []
+    monkeypatch.setattr(module.os, "access", lambda path, mode: asked.append(path) or writable)
+    found = _findings(monkeypatch, capsys, Hardware(8 * 2**30, 4 * 2**30, 4, None, ()))
+    assert found["engine"]["level"] == level
+    assert asked == [Settings().cache_dir.parent]
