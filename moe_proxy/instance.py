@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -85,15 +86,30 @@ def claimed(paths: InstancePaths) -> Iterator[None]:
 
     The port alone is no guard: it is taken late. Raises ConfigError when another proxy has it.
     """
-    with paths.lock.open("ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ConfigError(
-                f"another proxy is starting, running or ending on port {paths.port}",
-                f"wait for it, stop it with moe-proxy stop --port {paths.port}, or choose another --port",
-            ) from error
-        yield
+    while True:
+        with paths.lock.open("ab") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise ConfigError(
+                    f"another proxy is starting, running or ending on port {paths.port}",
+                    f"wait for it, stop it with moe-proxy stop --port {paths.port}, or choose another --port",
+                ) from error
+            # Whoever had it may have removed the file between our opening and our locking it.
+            if not _names(paths.lock, file.fileno()):
+                continue
+            try:
+                yield
+            finally:
+                paths.lock.unlink(missing_ok=True)
+            return
+
+
+def _names(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
 
 
 def running_ports(runtime_dir: Path, state_dir: Path) -> tuple[int, ...]:

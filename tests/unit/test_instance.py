@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -106,6 +108,23 @@ def test_one_proxy_has_an_instance(tmp_path: Path) -> None:
     with claimed(paths), pytest.raises(ConfigError, match=r"on port 7: .*--port"), claimed(paths):
         pass
     with claimed(paths):
+        assert paths.lock.exists()
+    assert list(paths.runtime.iterdir()) == []
+
+
+def test_a_lock_that_was_removed_is_taken_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lock on a file that has no name any more would keep nobody out."""
+    paths = instance_paths(tmp_path / "run", tmp_path / "state", 7)
+    paths.prepare()
+    flock = fcntl.flock
+
+    def too_late(file: IO[bytes], how: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", flock)
+        paths.lock.unlink()
+        flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", too_late)
+    with claimed(paths), pytest.raises(ConfigError), claimed(paths):
         pass
 
 
