@@ -10,8 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import click
-from rich.console import Console
+from rich import box
+from rich.console import Console, Group
+from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
 from moe_proxy.cli.client import get_json, paths_of
 from moe_proxy.cli.serve import end_proxy, engine_for_start, examined, start_detached, these_alone
@@ -73,10 +76,10 @@ def demo() -> None:
         rows = [asyncio.run(_ask(proxy, paths.socket, api, prompt)) for api, prompt in _PROMPTS]
     finally:
         end_proxy(proxy, settings.drain_s, now=False)
-    console.print(_table(rows))
+    console.print(_report(rows))
     console.print(
-        "hits before: share of this prompt's expert picks that were resident when it arrived;"
-        " hits after: the same picks against what the pager had made resident by its end;"
+        "before: share of this prompt's expert picks that were resident when it arrived;"
+        " after: the same picks against what the pager had made resident by its end;"
         " hot experts: the most picked ones of the middle MoE layer.",
         style="dim",
     )
@@ -157,30 +160,37 @@ def _post(proxy: RunningProxy, path: str, body: Mapping[str, object]) -> dict[st
         return answer | {"request_id": response.headers["X-Request-Id"]}
 
 
+def _report(rows: list[_Row]) -> Group:
+    """What was asked and answered, at full width, and below it one table of figures that fits 80 columns."""
+    conversation = [
+        part
+        for number, row in enumerate(rows, 1)
+        for part in (
+            Text(f"{number}. {row.prompt} ({row.api} API)", style="bold"),
+            Padding(Text(row.answer.strip()[:_ANSWER_SHOWN]), (0, 0, 1, 3)),
+        )
+    ]
+    return Group(*conversation, _table(rows))
+
+
 def _table(rows: list[_Row]) -> Table:
-    table = Table()
-    for column in (
-        "prompt",
-        "API",
-        "domain",
-        "prior",
-        "hits before",
-        "hits after",
-        "hot experts",
-        "tokens/s",
-        "answer",
-    ):
-        table.add_column(column, overflow="fold")
-    for row in rows:
+    # No rules between columns: every one of the 80 cells is needed for words.
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("#", justify="right")
+    for column in ("domain", "prior"):
+        table.add_column(column, no_wrap=True)
+    for column in ("before", "after"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("hot experts", no_wrap=True)
+    table.add_column("tokens/s", justify="right")
+    for number, row in enumerate(rows, 1):
         table.add_row(
-            row.prompt,
-            row.api,
+            str(number),
             row.domain,
             row.prior,
             row.hit_before,
             row.hit_after,
             row.hot,
             f"{row.tokens_per_s:.0f}",
-            row.answer[:_ANSWER_SHOWN],
         )
     return table
