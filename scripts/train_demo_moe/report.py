@@ -103,8 +103,8 @@ def _coverage(measured: dict[str, Any]) -> list[str]:
         f"## Coverage of the hottest {slots} of {measured['experts']['count']} experts",
         "",
         "Chosen on every other held-out document of a domain, judged on the documents between: the share of"
-        " picks that they cover, beside LRU and LFU caches of the same size that replay those documents token"
-        " by token, from empty.",
+        " picks that they cover, beside LRU and LFU caches of the same size that replay the first"
+        " 4,096 tokens of those documents, token by token, from empty.",
         "",
         "| domain | top | LRU | LFU |",
         "|---|---|---|---|",
