@@ -169,11 +169,11 @@ prior_request read_prior(const layout & lay, const std::string & body) {
     return { std::move(value), n_entries };
 }
 
-uint64_t read_budget(const std::string & body) {
+uint64_t read_budget(const std::string & body, const char * name) {
     const json   request = parse_object(body);
-    const json & bytes   = member(request, "ram_bytes");
+    const json & bytes   = member(request, name);
     if (!bytes.is_number_unsigned()) {
-        refuse("\"ram_bytes\" is " + quoted(bytes) + ", not a whole number of bytes");
+        refuse("\"" + std::string(name) + "\" is " + quoted(bytes) + ", not a whole number of bytes");
     }
     return bytes.get<uint64_t>();
 }

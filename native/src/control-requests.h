@@ -41,7 +41,7 @@ prior_request read_prior(const layout & lay, const std::string & body);
 // what the present prior favours stays favoured
 prior_request read_domain(const layout & lay, const prior & now, const std::string & body);
 
-// {"ram_bytes"}
-uint64_t read_budget(const std::string & body);
+// {"ram_bytes"} or {"vram_bytes"}, whichever `name` says: bytes of experts that may be held there
+uint64_t read_budget(const std::string & body, const char * name);
 
 } // namespace moe_pager

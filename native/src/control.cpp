@@ -108,21 +108,29 @@ reply control::get_experts() const {
                                                 { "tensors", tensors } };
     }
 
+    json tiers = { { "ram",
+                     { { "home", pager_.home() },
+                       { "budget_bytes", pager_.budget_bytes() },
+                       { "total_bytes", lay.total_bytes() },
+                       { "resident_bytes", stats::get(counts.resident_bytes) },
+                       { "resident_experts", stats::get(counts.resident_experts) },
+                       { "experts", lay.n_experts() },
+                       { "locked_bytes", stats::get(counts.locked_bytes) } } } };
+    if (pager_.vram() != nullptr) {
+        const auto report = pager_.vram()->get_report();
+        tiers["vram"]     = { { "budget_bytes", report.budget_bytes },
+                              { "arena_bytes", report.arena_bytes },
+                              { "staging_bytes", report.staging_bytes },
+                              { "frames", report.frames },
+                              { "publications", report.publications } };
+    }
     return ok({
         { "mode", "on" },
         { "version", version },
         { "model",
           { { "layers", blocks }, { "experts", lay.n_expert_max() }, { "experts_used", lay.n_expert_used() } } },
         { "layout", layers },
-        { "tiers",
-          { { "ram",
-              { { "home", pager_.home() },
-                { "budget_bytes", pager_.budget_bytes() },
-                { "total_bytes", lay.total_bytes() },
-                { "resident_bytes", stats::get(counts.resident_bytes) },
-                { "resident_experts", stats::get(counts.resident_experts) },
-                { "experts", lay.n_experts() },
-                { "locked_bytes", stats::get(counts.locked_bytes) } } } } },
+        { "tiers", tiers },
         { "policy",
           { { "name", pager_.get_policy().name() },
             { "half_life_tokens", pager_.get_score().half_life_tokens() },
@@ -280,9 +288,10 @@ reply control::accept(prior_request request) {
 }
 
 reply control::post_budget(const std::string & body) {
-    const uint64_t bytes = read_budget(body);
+    const char *   name  = pager_.vram() == nullptr ? "ram_bytes" : "vram_bytes";
+    const uint64_t bytes = read_budget(body, name);
     pager_.set_budget(bytes);
-    return ok({ { "ram_bytes", bytes } });
+    return ok({ { name, bytes } });
 }
 
 } // namespace moe_pager

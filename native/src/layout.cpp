@@ -5,6 +5,15 @@
 
 namespace moe_pager {
 
+namespace {
+
+// can mat-vec kernels read one of its experts from a frame?
+bool moves(const tensor_record & tensor) {
+    return tensor.quantized && tensor.slab_bytes % 16 == 0;
+}
+
+} // namespace
+
 int32_t parse_block(const std::string & name) {
     static const std::string prefix = "blk.";
     if (name.compare(0, prefix.size(), prefix) != 0) {
@@ -53,6 +62,12 @@ layout::layout(const std::vector<tensor_record> & tensors, uint32_t n_expert_use
         blocks[block].push_back(tensor);
     }
 
+    const bool                   any_pinned = std::any_of(blocks.begin(), blocks.end(), [](const auto & entry) {
+        return std::any_of(entry.second.begin(), entry.second.end(), [](const auto & tensor) {
+            return tensor.place == memory::pinned;
+        });
+    });
+    std::map<uint64_t, uint32_t> classes; // by bytes of an expert
     for (auto & [block, found] : blocks) {
         const uint32_t n_expert = found.front().n_expert;
         if (std::any_of(found.begin(), found.end(), [&](const auto & t) { return t.n_expert != n_expert; })) {
@@ -67,9 +82,30 @@ layout::layout(const std::vector<tensor_record> & tensors, uint32_t n_expert_use
         layer.first    = n_experts_;
         layer.n_expert = n_expert;
         layer.movable  = true;
+        layer.place    = found.front().place;
         for (const auto & tensor : found) {
             layer.expert_bytes += tensor.slab_bytes;
-            layer.movable = layer.movable && is_mapped(tensor.data, tensor.slab_bytes * n_expert);
+            switch (layer.place) {
+            case memory::host:
+                layer.movable = layer.movable && !any_pinned && is_mapped(tensor.data, tensor.slab_bytes * n_expert);
+                break;
+            case memory::pinned:
+                layer.movable = layer.movable && moves(tensor);
+                break;
+            case memory::device:
+                layer.movable = false;
+                break;
+            }
+            layer.movable = layer.movable && tensor.place == layer.place;
+        }
+        if (layer.place == memory::pinned && !layer.movable) {
+            remarks_.push_back(
+                "the experts of block " + std::to_string(block) + " (" + found.front().type +
+                ") are read at their home in host memory: only quantised types of whole 16-byte units are "
+                "moved to VRAM");
+        }
+        if (layer.place == memory::pinned && layer.movable) {
+            layer.size_class = classes.emplace(layer.expert_bytes, (uint32_t) classes.size()).first->second;
         }
         layer.tensors = std::move(found);
 
@@ -83,6 +119,21 @@ layout::layout(const std::vector<tensor_record> & tensors, uint32_t n_expert_use
         fixed_bytes_ += layer.movable ? 0 : layer.expert_bytes * n_expert;
         layers_.push_back(std::move(layer));
     }
+    n_size_classes_ = std::max<uint32_t>(1, (uint32_t) classes.size());
+}
+
+bool layout::has(memory place) const {
+    return std::any_of(layers_.begin(), layers_.end(), [&](const auto & layer) { return layer.place == place; });
+}
+
+uint64_t layout::largest_tensor_bytes() const {
+    uint64_t bytes = 0;
+    for (const auto & layer : layers_) {
+        for (const auto & tensor : layer.tensors) {
+            bytes = layer.movable ? std::max(bytes, tensor.slab_bytes * layer.n_expert) : bytes;
+        }
+    }
+    return bytes;
 }
 
 uint32_t layout::n_expert_max() const {
@@ -97,6 +148,17 @@ int32_t layout::find_block(int64_t block) const {
     const auto it = std::lower_bound(
         layers_.begin(), layers_.end(), block, [](const layout_layer & layer, int64_t b) { return layer.block < b; });
     return it != layers_.end() && it->block == block ? (int32_t) (it - layers_.begin()) : -1;
+}
+
+const tensor_record * layout::find(const void * key) const {
+    for (const auto & layer : layers_) {
+        for (const auto & tensor : layer.tensors) {
+            if (tensor.key == key) {
+                return &tensor;
+            }
+        }
+    }
+    return nullptr;
 }
 
 int32_t layout::counting_row(const void * key) const {

@@ -18,22 +18,33 @@
 
 namespace moe_pager {
 
+// where a tensor's data lies
+enum class memory {
+    host,   // pages of the process: of a file or not
+    pinned, // host memory that a GPU reads; the VRAM tier's homes
+    device, // of a GPU, for good
+};
+
 // what the loader knows of one tensor
 struct tensor_record {
     std::string  name;
     std::string  type;
+    bool         quantized  = false;
     const void * key        = nullptr; // the ggml_tensor, only compared
     const void * data       = nullptr;
     uint64_t     slab_bytes = 0;
     uint32_t     n_expert   = 0;
+    memory       place      = memory::host;
 };
 
 struct layout_layer {
     int32_t  block        = 0; // the N of blk.N
     uint32_t first        = 0;
     uint32_t n_expert     = 0;
-    uint64_t expert_bytes = 0;     // all slabs of one expert
-    bool     movable      = false; // all slabs are pages of a read-only file mapping
+    uint64_t expert_bytes = 0; // all slabs of one expert
+    memory   place        = memory::host;
+    bool     movable    = false; // all slabs are pages of a read-only file mapping, or pinned and of a type that moves
+    uint32_t size_class = 0;     // pinned layers whose experts are equal in size share one
 
     std::vector<tensor_record> tensors; // sorted by name; the last one counts
 
@@ -45,7 +56,8 @@ class layout {
     // true if [data, data + size) lies in a read-only mapping of a file
     using is_mapped_fn = std::function<bool(const void * data, uint64_t size)>;
 
-    // takes what are expert weights out of all tensors of a model; without any, empty() is true
+    // Takes what are expert weights out of all tensors of a model; without any, empty() is true. A tier of its own is
+    // made for pinned layers, so where there are any the host's pages stay where they are.
     layout(const std::vector<tensor_record> & tensors, uint32_t n_expert_used, const is_mapped_fn & is_mapped);
 
     bool empty() const { return layers_.empty(); }
@@ -62,6 +74,13 @@ class layout {
 
     uint64_t fixed_bytes() const { return fixed_bytes_; } // of layers that are not movable
 
+    // is there a layer in this kind of memory?
+    bool has(memory place) const;
+
+    uint32_t n_size_classes() const { return n_size_classes_; }
+
+    uint64_t largest_tensor_bytes() const; // of movable layers
+
     uint32_t row_of(uint32_t expert) const { return row_of_[expert]; }
 
     const layout_layer & layer_of(uint32_t expert) const { return layers_[row_of_[expert]]; }
@@ -70,6 +89,9 @@ class layout {
 
     // row of a block number, -1 if that block has no experts
     int32_t find_block(int64_t block) const;
+
+    // an expert weight, or null
+    const tensor_record * find(const void * key) const;
 
     // row whose picks the tensor counts, -1 for any other tensor. Exactly one tensor of a layer counts, so that a pick
     // is counted once though two or three matrices are multiplied for it
@@ -83,10 +105,11 @@ class layout {
     std::vector<uint32_t>                      row_of_;
     std::unordered_map<const void *, uint32_t> counting_;
     std::vector<std::string>                   remarks_;
-    uint32_t                                   n_experts_     = 0;
-    uint32_t                                   n_expert_used_ = 0;
-    uint64_t                                   total_bytes_   = 0;
-    uint64_t                                   fixed_bytes_   = 0;
+    uint32_t                                   n_experts_      = 0;
+    uint32_t                                   n_expert_used_  = 0;
+    uint64_t                                   total_bytes_    = 0;
+    uint64_t                                   fixed_bytes_    = 0;
+    uint32_t                                   n_size_classes_ = 1;
 };
 
 // block number of an expert weight's name ("blk.N.ffn_{gate,up,down,gate_up}_exps.weight"), -1 for any other name

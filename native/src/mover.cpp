@@ -33,7 +33,8 @@ mover::mover(const layout & lay,
       resident_(lay.n_experts()),
       locked_(lay.n_experts()) {
     for (uint32_t e = 0; e < lay.n_experts(); ++e) {
-        if (table.resident(e)) { // layers that are not movable
+        resident_[e] = table.resident(e) ? 1 : 0;
+        if (resident_[e]) { // for good
             stats::add(stats_.resident_bytes, lay.bytes_of(e));
             stats::add(stats_.resident_experts, 1);
         }
@@ -53,6 +54,7 @@ void mover::stop() noexcept {
         std::lock_guard<std::mutex> lock(mutex_);
         stopping_ = true;
     }
+    device_.stop();
     changed_.notify_all();
     if (thread_.joinable()) {
         thread_.join();
@@ -104,14 +106,11 @@ void mover::run() noexcept {
 
 void mover::pass() {
     scores_.evaluate(score_);
-    for (uint32_t e = 0; e < lay_.n_experts(); ++e) {
-        resident_[e] = table_.resident(e) ? 1 : 0;
-    }
     const uint64_t budget  = budget_bytes();
     const uint64_t fixed   = lay_.fixed_bytes();
     const uint64_t movable = budget > fixed ? budget - fixed : 0;
 
-    if (first_pass_ && movable < lay_.total_bytes() - fixed) {
+    if (first_pass_ && device_.gives_back() && movable < lay_.total_bytes() - fixed) {
         // the loader has read the whole file in
         std::vector<uint32_t> all;
         for (uint32_t e = 0; e < lay_.n_experts(); ++e) {
@@ -123,9 +122,13 @@ void mover::pass() {
     }
     first_pass_ = false;
 
-    const policy_view view = { lay_, score_, resident_, movable, horizon_tokens_ };
-    carry_out(policy_.plan(view));
-    give_cold_back();
+    for (uint32_t c = 0; c < lay_.n_size_classes(); ++c) {
+        const policy_view view = { lay_, score_, resident_, c, device_.room(c, movable), horizon_tokens_ };
+        carry_out(policy_.plan(view));
+    }
+    if (device_.gives_back()) {
+        give_cold_back();
+    }
 }
 
 bool mover::outdated(size_t n_done) const {
@@ -133,12 +136,21 @@ bool mover::outdated(size_t n_done) const {
            (n_done % moves_per_look == 0 && n_done > 0 && requested_ != planned_);
 }
 
-void mover::carry_out(const std::vector<move> & moves) {
+// Demotions of a window come first: a device whose frames become free between two ubatches then waits once per window.
+void mover::carry_out(std::vector<move> moves) {
+    for (size_t begin = 0; begin < moves.size(); begin += moves_per_look) {
+        const auto first = moves.begin() + (std::ptrdiff_t) begin;
+        const auto last  = moves.begin() + (std::ptrdiff_t) std::min(begin + moves_per_look, moves.size());
+        std::stable_partition(first, last, [](const move & m) { return !m.promote; });
+    }
     for (size_t i = 0; i < moves.size(); ++i) {
+        if (i % moves_per_look == 0) {
+            device_.settle();
+        }
         {
             std::lock_guard<std::mutex> lock(mutex_);
             if (outdated(i)) {
-                return;
+                break;
             }
             left_ = moves.size() - i;
         }
@@ -148,6 +160,7 @@ void mover::carry_out(const std::vector<move> & moves) {
             demote(moves[i].expert);
         }
     }
+    device_.settle();
 }
 
 void mover::promote(uint32_t expert) {
@@ -155,21 +168,23 @@ void mover::promote(uint32_t expert) {
     if (result.populate_error != 0) {
         stats_.refusals.add("populate", result.populate_error);
         device_.demote(expert);
-        give_back({ expert });
+        if (device_.gives_back()) {
+            give_back({ expert });
+        }
         return;
     }
     if (result.lock_error != 0) {
         stats_.refusals.add("mlock", result.lock_error);
     }
-    locked_[expert] = result.locked_bytes;
-    table_.set_resident(expert, true);
+    locked_[expert]   = result.locked_bytes;
+    resident_[expert] = 1;
     stats::add(stats_.promotions, 1);
     stats::add(stats_.promoted_bytes, lay_.bytes_of(expert));
     stats::add(stats_.resident_experts, 1);
     stats::add(stats_.resident_bytes, lay_.bytes_of(expert));
     stats::add(stats_.locked_bytes, result.locked_bytes);
 
-    if (budget_bytes() < lay_.total_bytes()) {
+    if (device_.gives_back() && budget_bytes() < lay_.total_bytes()) {
         if (const uint32_t n = untouched_beside(expert, -1)) {
             give_back_run(expert - n, n);
         }
@@ -180,15 +195,17 @@ void mover::promote(uint32_t expert) {
 }
 
 void mover::demote(uint32_t expert) {
-    table_.set_resident(expert, false);
-    table_.forget_finished(expert);
+    resident_[expert] = 0;
     stats_.resident_experts.fetch_sub(1, std::memory_order_relaxed);
     stats_.resident_bytes.fetch_sub(lay_.bytes_of(expert), std::memory_order_relaxed);
     stats_.locked_bytes.fetch_sub(locked_[expert], std::memory_order_relaxed);
     locked_[expert] = 0;
     stats::add(stats_.demotions, 1);
     device_.demote(expert);
-    give_back({ expert });
+    if (device_.gives_back()) {
+        table_.forget_finished(expert);
+        give_back({ expert });
+    }
 }
 
 void mover::give_cold_back() {

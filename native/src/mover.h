@@ -15,7 +15,8 @@
 //                         was asked for before the call has been carried out
 //   budget                any thread (relaxed store, then wake under the mutex). The mover reads it when it plans, when
 //                         it promotes and when it gives back: a change in between makes the plan outdated
-//   entries, gauges       the mover only (page-table.h says in which order)
+//   entries               the device (page-table.h says in which order)
+//   gauges                the mover only
 // The device is called without the mutex, so a slow disk holds up neither counting nor control calls.
 
 #include "device.h"
@@ -60,6 +61,9 @@ class mover {
 
     void prior_changed() noexcept { wake(true); }
 
+    // the device has another amount of room than when the last plan was made
+    void room_changed() noexcept { wake(true); }
+
     void set_budget(uint64_t bytes) noexcept;
 
     uint64_t budget_bytes() const noexcept { return budget_.load(std::memory_order_relaxed); }
@@ -73,7 +77,7 @@ class mover {
     void     wake(bool urgent) noexcept;
     void     run() noexcept;
     void     pass();
-    void     carry_out(const std::vector<move> & moves);
+    void     carry_out(std::vector<move> moves);
     void     promote(uint32_t expert);
     void     demote(uint32_t expert);
     void     give_cold_back();
@@ -105,8 +109,8 @@ class mover {
     // of the mover's thread
     bool                  first_pass_ = true;
     std::vector<double>   score_;
-    std::vector<uint8_t>  resident_;
-    std::vector<uint64_t> locked_; // bytes, by expert
+    std::vector<uint8_t>  resident_; // as the device was told; the page table follows
+    std::vector<uint64_t> locked_;   // bytes, by expert
 
     std::thread thread_;
 };

@@ -7,7 +7,9 @@ namespace moe_pager {
 page_table::page_table(const layout & lay)
     : resident_(new std::atomic<uint8_t>[lay.n_experts()]), stamp_(new std::atomic<uint64_t>[lay.n_experts()]) {
     for (uint32_t e = 0; e < lay.n_experts(); ++e) {
-        resident_[e].store(lay.layer_of(e).movable ? 0 : 1, std::memory_order_relaxed);
+        const layout_layer & layer = lay.layer_of(e);
+        const bool           there = !layer.movable && layer.place != memory::pinned; // for good
+        resident_[e].store(there ? 1 : 0, std::memory_order_relaxed);
         stamp_[e].store(0, std::memory_order_relaxed);
     }
 }

@@ -4,8 +4,8 @@
 //
 // Who writes what, in which order:
 //
-//   resident[e]  written by the mover only. Promotion: the device has the expert, then store(1, release). Demotion:
-//                store(0, release), then the device gives it up. Compute threads load(acquire) to count a hit or a
+//   resident[e]  written by the device, on the mover's thread or where its header says. Promotion: the device has the
+//                expert, then store(1, release). Demotion: store(0, release), then the device gives it up. Compute threads load(acquire) to count a hit or a
 //                miss. An entry may be stale, never dangling: in either state the weights are read at their home, so a
 //                compute thread that saw "resident" while the pages are given back only pays a page fault.
 //   tick         one per (ubatch, layer), taken by the compute thread before the layer reads its weights.
@@ -49,11 +49,13 @@ class page_table {
 
     bool resident(uint32_t expert) const noexcept { return resident_[expert].load(std::memory_order_acquire) != 0; }
 
-    // mover
+    // device
 
     void set_resident(uint32_t expert, bool value) noexcept {
         resident_[expert].store(value ? 1 : 0, std::memory_order_release);
     }
+
+    // mover
 
     struct cold_expert {
         uint64_t stamp;

@@ -1,5 +1,7 @@
 #include "pager.h"
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -29,6 +31,8 @@ settings read_settings(const std::function<const char *(const char *)> & get) {
     const char * on = get("MOE_PAGER");
     result.enabled  = on != nullptr && std::strcmp(on, "1") == 0;
 
+    result.vram_bytes.reserve_bytes = 256ull << 20;
+
     const auto number = [&](const char * name, uint64_t low, const char * otherwise, const auto & set) {
         const char * text = get(name);
         if (text == nullptr || *text == '\0') {
@@ -43,6 +47,17 @@ settings read_settings(const std::function<const char *(const char *)> & get) {
         }
     };
     number("MOE_PAGER_RAM_BYTES", 0, "all experts are kept", [&](uint64_t v) { result.ram_bytes = v; });
+    number("MOE_PAGER_VRAM_BYTES", 1, "experts are not moved to VRAM", [&](uint64_t v) {
+        result.vram                     = true;
+        result.vram_bytes.process_bytes = v;
+    });
+    number("MOE_PAGER_VRAM_OTHERS_BYTES", 0, "0 is used", [&](uint64_t v) { result.vram_bytes.others_bytes = v; });
+    number("MOE_PAGER_VRAM_RESERVE_BYTES", 0, "256 MiB are left free", [&](uint64_t v) {
+        result.vram_bytes.reserve_bytes = v;
+    });
+    number("MOE_PAGER_UBATCH_TOKENS", 1, "4096 is used", [&](uint64_t v) {
+        result.ubatch_tokens = (uint32_t) std::min<uint64_t>(v, 1 << 16);
+    });
     number("MOE_PAGER_HALF_LIFE", 1, "256 is used", [&](uint64_t v) { result.half_life_tokens = (double) v; });
     number("MOE_PAGER_HORIZON", 1, "64 is used", [&](uint64_t v) { result.horizon_tokens = (double) v; });
 
@@ -59,7 +74,8 @@ pager::pager(layout lay, const settings & set, const make_device_fn & make_devic
       table_(lay_),
       score_(lay_, set.half_life_tokens),
       usage_(lay_),
-      device_(make_device(lay_)),
+      device_(make_device(lay_, table_)),
+      vram_(dynamic_cast<const tier_vram *>(device_.get())),
       policy_(make_policy_posterior()),
       mover_(lay_,
              table_,
@@ -67,7 +83,7 @@ pager::pager(layout lay, const settings & set, const make_device_fn & make_devic
              stats_,
              *device_,
              *policy_,
-             set.ram_bytes == UINT64_MAX ? lay_.total_bytes() : set.ram_bytes,
+             set.ram_bytes == UINT64_MAX || lay_.has(memory::pinned) ? lay_.total_bytes() : set.ram_bytes,
              set.horizon_tokens) {
     mover_.start();
 }
@@ -112,35 +128,62 @@ void pager::count(ubatch & ub, const routed_ids & ids) noexcept {
     const bool only_outputs = !all_tokens && ids.n_rows == (int64_t) ub.n_outputs && ub.output != nullptr;
     const bool attributed   = ub.seq_id != nullptr && (all_tokens || only_outputs);
 
-    uint64_t picks = 0, hits = 0, hit_bytes = 0, miss_bytes = 0, lost = 0;
-    uint32_t token = 0;
-    for (int64_t r = 0; r < ids.n_rows; ++r, ++token) {
-        while (only_outputs && token < ub.n_tokens && ub.output[token] == 0) {
-            ++token;
+    const int64_t n_rows = std::min(ids.n_rows, ids.n_read);
+    uint64_t      picks = 0, hits = 0, hit_bytes = 0, miss_bytes = 0, lost = 0;
+
+    const auto add = [&](uint32_t expert, uint32_t n, usage::table * counts) {
+        const bool first    = table_.touch(expert, tick);
+        const bool resident = table_.resident(expert);
+        picks += n;
+        hits += resident ? n : 0;
+        if (first) {
+            (resident ? hit_bytes : miss_bytes) += layer.expert_bytes;
         }
-        usage::table * counts =
-            attributed && token < ub.n_tokens && !ub.warmup ? usage_.find(ub.seq_id[token][0]) : nullptr;
+        if (!ub.warmup) {
+            score_.count_pick(expert, n);
+        }
+        if (counts != nullptr) {
+            counts->picks[expert].fetch_add(n, std::memory_order_relaxed);
+        }
+    };
+
+    // Runs of rows of one sequence are summed up first: an atomic per pick is too dear for a long prompt.
+    static thread_local std::array<uint32_t, 1024> sums{};
+    const bool                                     summed = layer.n_expert <= sums.size();
+    uint32_t                                       token  = 0;
+    for (int64_t r = 0; r < n_rows;) {
+        usage::table * counts      = nullptr;
         const uint64_t hits_before = hits;
-        for (int64_t k = 0; k < ids.n_used; ++k) {
-            int32_t id = 0;
-            std::memcpy(&id, ids.data + r * ids.nb_row + k * ids.nb_used, sizeof(id));
-            if (id < 0 || (uint32_t) id >= layer.n_expert) {
-                ++lost;
-                continue;
+        int64_t        n           = 0;
+        for (; r + n < n_rows; ++n, ++token) {
+            while (only_outputs && token < ub.n_tokens && ub.output[token] == 0) {
+                ++token;
             }
-            const uint32_t expert   = layer.first + (uint32_t) id;
-            const bool     first    = table_.touch(expert, tick);
-            const bool     resident = table_.resident(expert);
-            ++picks;
-            hits += resident ? 1 : 0;
-            if (first) {
-                (resident ? hit_bytes : miss_bytes) += layer.expert_bytes;
+            usage::table * const mine =
+                attributed && token < ub.n_tokens && !ub.warmup ? usage_.find(ub.seq_id[token][0]) : nullptr;
+            if (n > 0 && mine != counts) {
+                break;
             }
-            if (!ub.warmup) {
-                score_.count_pick(expert);
-                if (counts != nullptr) {
-                    counts->picks[expert].fetch_add(1, std::memory_order_relaxed);
+            counts = mine;
+        }
+        const bool sum = summed && n * ids.n_used > (int64_t) layer.n_expert;
+        for (const int64_t end = r + n; r < end; ++r) {
+            for (int64_t k = 0; k < ids.n_used; ++k) {
+                int32_t id = 0;
+                std::memcpy(&id, ids.data + r * ids.nb_row + k * ids.nb_used, sizeof(id));
+                if (id < 0 || (uint32_t) id >= layer.n_expert) {
+                    ++lost;
+                } else if (sum) {
+                    ++sums[id];
+                } else {
+                    add(layer.first + (uint32_t) id, 1, counts);
                 }
+            }
+        }
+        for (uint32_t id = 0; sum && id < layer.n_expert; ++id) {
+            if (sums[id] > 0) {
+                add(layer.first + id, sums[id], counts);
+                sums[id] = 0;
             }
         }
         if (counts != nullptr) {
@@ -148,14 +191,15 @@ void pager::count(ubatch & ub, const routed_ids & ids) noexcept {
         }
     }
     if (!ub.warmup) {
-        score_.count_tokens((uint32_t) row, (uint32_t) ids.n_rows);
+        score_.count_tokens((uint32_t) row, (uint32_t) n_rows);
         stats::add(stats_.picks, picks);
         stats::add(stats_.hits, hits);
         stats::add(stats_.misses, picks - hits);
         stats::add(stats_.hit_bytes, hit_bytes);
         stats::add(stats_.miss_bytes, miss_bytes);
         stats::add(stats_.lost_picks, lost);
-        stats::add(stats_.lost_rows, attributed || ub.seq_id == nullptr ? 0 : (uint64_t) ids.n_rows);
+        stats::add(stats_.lost_rows,
+                   (uint64_t) (attributed || ub.seq_id == nullptr ? ids.n_rows - n_rows : ids.n_rows));
     }
     // A large ubatch may read in more than there is room for, long before it ends.
     if (unclaimed_cold_bytes_.fetch_add(miss_bytes, std::memory_order_relaxed) + miss_bytes >= cold_slack_bytes) {
@@ -199,6 +243,12 @@ usage_record pager::totals(bool reset) {
 }
 
 const char * pager::home() const {
+    if (lay_.has(memory::pinned)) {
+        return "pinned";
+    }
+    if (lay_.has(memory::device)) {
+        return "device";
+    }
     return lay_.fixed_bytes() < lay_.total_bytes() ? "mmap" : "anonymous";
 }
 
@@ -206,7 +256,12 @@ std::vector<std::string> pager::reasons() const {
     std::vector<std::string> result = remarks_;
     result.insert(result.end(), lay_.remarks().begin(), lay_.remarks().end());
 
-    if (lay_.fixed_bytes() == lay_.total_bytes()) {
+    if (lay_.has(memory::device) && !lay_.has(memory::pinned)) {
+        result.push_back("All experts stay where the backend put them (--gpu without a budget, or one that holds them "
+                         "all): they are counted, not moved.");
+    } else if (lay_.has(memory::pinned)) {
+        // the layout's remarks name what does not move
+    } else if (lay_.fixed_bytes() == lay_.total_bytes()) {
         result.push_back(
             "The expert weights are not pages of the model file (they were copied or repacked), so all of them "
             "stay in memory and the RAM budget has no effect. Start with --cpu-moe --load-mode mmap.");
@@ -220,6 +275,10 @@ std::vector<std::string> pager::reasons() const {
         result.push_back(
             "The experts of blocks " + blocks +
             " are not pages of the model file and stay in memory; their bytes count against the RAM budget.");
+    }
+
+    if (vram_ != nullptr && !vram_->get_report().reason.empty()) {
+        result.push_back(vram_->get_report().reason);
     }
 
     static const std::map<std::string, const char *> consequences = {
@@ -244,7 +303,7 @@ std::vector<std::string> pager::reasons() const {
     }
     if (stats::get(stats_.unseen_ubatches) > 0) {
         result.push_back(std::to_string(stats::get(stats_.unseen_ubatches)) +
-                         " ubatches were not counted: another backend than the CPU computed their experts");
+                         " ubatches were not counted: the pager does not see the backend that computed their experts");
     }
     if (stats::get(stats_.lost_picks) > 0) {
         result.push_back(std::to_string(stats::get(stats_.lost_picks)) +

@@ -17,6 +17,7 @@
 #include "policy.h"
 #include "score.h"
 #include "stats.h"
+#include "tier-vram.h"
 #include "usage.h"
 
 #include <array>
@@ -32,8 +33,11 @@
 namespace moe_pager {
 
 struct settings {
-    bool        enabled          = false;
-    uint64_t    ram_bytes        = UINT64_MAX; // not given: all experts
+    bool        enabled   = false;
+    uint64_t    ram_bytes = UINT64_MAX; // not given: all experts
+    bool        vram      = false;      // a VRAM budget was given
+    vram_budget vram_bytes;
+    uint32_t    ubatch_tokens    = 4096; // of the longest ubatch that is counted on a GPU
     double      half_life_tokens = 256;
     double      horizon_tokens   = 64;
     std::string policy           = "posterior";
@@ -52,6 +56,7 @@ struct routed_ids {
     int64_t      n_rows  = 0;
     uint64_t     nb_used = 0; // bytes from one id to the next
     uint64_t     nb_row  = 0;
+    int64_t      n_read  = INT64_MAX; // rows beyond were not written down
 };
 
 class pager;
@@ -69,7 +74,7 @@ struct ubatch {
 
 class pager {
   public:
-    using make_device_fn = std::function<std::unique_ptr<device>(const layout &)>;
+    using make_device_fn = std::function<std::unique_ptr<device>(const layout &, page_table &)>;
 
     pager(layout lay, const settings & set, const make_device_fn & make_device);
     ~pager();
@@ -78,7 +83,11 @@ class pager {
 
     void ubatch_begin(const ubatch & ub) noexcept;
     void count(ubatch & ub, const routed_ids & ids) noexcept;
+    // all of its layers have been computed and counted
     void ubatch_end(const ubatch & ub) noexcept;
+
+    // the device's room for experts has changed
+    void room_changed() noexcept { mover_.room_changed(); }
 
     // server threads
 
@@ -114,7 +123,10 @@ class pager {
 
     uint64_t budget_bytes() const { return mover_.budget_bytes(); }
 
-    const char * home() const; // "mmap" or "anonymous"
+    // null: experts are not moved to VRAM
+    const tier_vram * vram() const { return vram_; }
+
+    const char * home() const; // "mmap", "pinned", "device" or "anonymous"
 
     std::vector<std::string> reasons() const; // for anything that is off, in words
 
@@ -129,6 +141,7 @@ class pager {
     usage                    usage_;
     stats                    stats_;
     std::unique_ptr<device>  device_;
+    const tier_vram *        vram_;
     std::unique_ptr<policy>  policy_;
     std::atomic<uint64_t>    unclaimed_cold_bytes_{ 0 }; // read since the mover was woken last
     std::mutex               totals_mutex_;

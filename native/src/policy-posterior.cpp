@@ -57,6 +57,8 @@ class posterior_plan {
     }
 
   private:
+    bool planned(const layout_layer & layer) const { return layer.movable && layer.size_class == view_.size_class; }
+
     double score(uint32_t expert) const { return view_.score[expert]; }
 
     uint64_t bytes(uint32_t expert) const { return view_.lay.bytes_of(expert); }
@@ -68,9 +70,13 @@ class posterior_plan {
     }
 
     void collect() {
-        const bool all_fit = view_.lay.total_bytes() - view_.lay.fixed_bytes() <= view_.budget_bytes;
+        uint64_t total = 0;
         for (const auto & layer : view_.lay.layers()) {
-            if (!layer.movable) {
+            total += planned(layer) ? layer.expert_bytes * layer.n_expert : 0;
+        }
+        const bool all_fit = total <= view_.budget_bytes;
+        for (const auto & layer : view_.lay.layers()) {
+            if (!planned(layer)) {
                 continue;
             }
             least_bytes_ = std::min(least_bytes_, layer.expert_bytes);

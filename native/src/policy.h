@@ -16,12 +16,13 @@ struct move {
     bool     promote; // false: demote
 };
 
-// All vectors are indexed by expert. Layers that are not movable are not to be planned for; their bytes are not part of
-// the budget shown here.
+// All vectors are indexed by expert. Only movable layers of one size class are to be planned for; bytes of others are not
+// part of the budget shown here.
 struct policy_view {
     const layout &               lay;
     const std::vector<double> &  score; // expected picks per token
     const std::vector<uint8_t> & resident;
+    uint32_t                     size_class;
     uint64_t                     budget_bytes;
     double                       horizon_tokens;
 };

@@ -39,7 +39,9 @@ class score {
 
     // compute thread
 
-    void count_pick(uint32_t expert) noexcept { window_picks_[expert].fetch_add(1, std::memory_order_relaxed); }
+    void count_pick(uint32_t expert, uint32_t n = 1) noexcept {
+        window_picks_[expert].fetch_add(n, std::memory_order_relaxed);
+    }
 
     void count_tokens(uint32_t row, uint32_t n) noexcept {
         window_tokens_[row].fetch_add(n, std::memory_order_relaxed);

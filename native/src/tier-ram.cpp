@@ -65,7 +65,8 @@ namespace {
 
 class tier_ram : public device {
   public:
-    explicit tier_ram(const layout & lay) : lay_(lay), page_bytes_((uint64_t) sysconf(_SC_PAGESIZE)) {}
+    tier_ram(const layout & lay, page_table & table)
+        : lay_(lay), table_(table), page_bytes_((uint64_t) sysconf(_SC_PAGESIZE)) {}
 
     promotion promote(uint32_t expert) noexcept override {
         promotion result;
@@ -82,10 +83,14 @@ class tier_ram : public device {
                 result.lock_error = errno;
             }
         });
+        if (result.populate_error == 0) {
+            table_.set_resident(expert, true);
+        }
         return result;
     }
 
     void demote(uint32_t expert) noexcept override {
+        table_.set_resident(expert, false);
         for_each_slab(expert, 1, [](const byte_range & pages) { munlock((void *) pages.begin, pages.size()); });
     }
 
@@ -120,19 +125,20 @@ class tier_ram : public device {
     }
 
     const layout & lay_;
+    page_table &   table_;
     const uint64_t page_bytes_;
 };
 
 } // namespace
 
-std::unique_ptr<device> make_tier_ram(const layout & lay) {
-    return std::make_unique<tier_ram>(lay);
+std::unique_ptr<device> make_tier_ram(const layout & lay, page_table & table) {
+    return std::make_unique<tier_ram>(lay, table);
 }
 
 #else
 
 // Elsewhere no layer is movable: /proc/self/maps is not there to say so.
-std::unique_ptr<device> make_tier_ram(const layout &) {
+std::unique_ptr<device> make_tier_ram(const layout &, page_table &) {
     class no_device : public device {
         promotion promote(uint32_t) noexcept override { return {}; }
 

@@ -12,6 +12,7 @@
 
 #include "device.h"
 #include "layout.h"
+#include "page-table.h"
 
 #include <cstdint>
 #include <istream>
@@ -41,6 +42,6 @@ class file_mappings {
     std::vector<byte_range> ranges_; // sorted; neighbours are joined
 };
 
-std::unique_ptr<device> make_tier_ram(const layout & lay);
+std::unique_ptr<device> make_tier_ram(const layout & lay, page_table & table);
 
 } // namespace moe_pager

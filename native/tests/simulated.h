@@ -41,6 +41,8 @@ inline layout make_layout(const std::vector<tensor_record> & tensors, bool mappe
 
 class simulated_device : public device {
   public:
+    explicit simulated_device(page_table & table) : table_(table) {}
+
     promotion promote(uint32_t expert) noexcept override {
         std::unique_lock<std::mutex> lock(mutex_);
         ++n_entered_;
@@ -51,6 +53,7 @@ class simulated_device : public device {
         }
         calls_.push_back({ expert, true });
         held_.insert(expert);
+        table_.set_resident(expert, true);
         n_held_max_ = std::max(n_held_max_, held_.size());
         return { unlockable_ ? 0u : 100u, 0, unlockable_ ? 12 /* ENOMEM */ : 0 };
     }
@@ -59,6 +62,7 @@ class simulated_device : public device {
         std::lock_guard<std::mutex> lock(mutex_);
         calls_.push_back({ expert, false });
         held_.erase(expert);
+        table_.set_resident(expert, false);
     }
 
     int give_back(uint32_t first, uint32_t n) noexcept override {
@@ -127,6 +131,7 @@ class simulated_device : public device {
     }
 
   private:
+    page_table &            table_;
     mutable std::mutex      mutex_;
     std::condition_variable changed_;
     bool                    open_            = true;
@@ -147,8 +152,8 @@ struct rig {
         settings set;
         set.enabled   = true;
         set.ram_bytes = budget_bytes;
-        paging        = std::make_unique<pager>(make_layout(tensors, mapped), set, [this](const layout &) {
-            auto made = std::make_unique<simulated_device>();
+        paging = std::make_unique<pager>(make_layout(tensors, mapped), set, [this](const layout &, page_table & table) {
+            auto made = std::make_unique<simulated_device>(table);
             sim       = made.get();
             return made;
         });

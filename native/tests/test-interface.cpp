@@ -5,6 +5,7 @@
 #include "moe-pager.h"
 #include "pager.h"
 
+#include "ggml-backend.h"
 #include "ggml.h"
 
 #include <nlohmann/json.hpp>
@@ -15,9 +16,29 @@
 
 using json = nlohmann::json;
 
-// the one function of ggml that the hooks call; the library itself is not linked here
+// the functions of ggml that the hooks call; the library itself is not linked here, and no tensor has a buffer
 const char * ggml_type_name(enum ggml_type) {
     return "f16";
+}
+
+bool ggml_is_quantized(enum ggml_type) {
+    return false;
+}
+
+ggml_backend_buffer_type_t ggml_backend_buffer_get_type(ggml_backend_buffer_t) {
+    return nullptr;
+}
+
+bool ggml_backend_buft_is_host(ggml_backend_buffer_type_t) {
+    return true;
+}
+
+ggml_backend_dev_t ggml_backend_buft_get_device(ggml_backend_buffer_type_t) {
+    return nullptr;
+}
+
+enum ggml_backend_dev_type ggml_backend_dev_type(ggml_backend_dev_t) {
+    return GGML_BACKEND_DEVICE_TYPE_CPU;
 }
 
 namespace {

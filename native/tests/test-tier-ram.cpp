@@ -115,7 +115,8 @@ TEST(tier_ram, promotion_reads_pages_in_and_demotion_gives_them_back) {
     const layout lay(
         tensors, 1, [&](const void * data, uint64_t size) { return read_own_mappings().contains(data, size); });
     CHECK(lay.fixed_bytes() == 0);
-    const auto tier = make_tier_ram(lay);
+    page_table table(lay);
+    const auto tier = make_tier_ram(lay, table);
 
     madvise(file.data, file.size, MADV_DONTNEED);
     CHECK(present_pages(file.data, file.size) == 0);
@@ -153,7 +154,8 @@ TEST(tier_ram, memory_that_is_no_file_is_never_given_back) {
     tensors[0].data = heap.data();
     const layout lay(
         tensors, 1, [&](const void * data, uint64_t size) { return read_own_mappings().contains(data, size); });
-    const auto tier = make_tier_ram(lay);
+    page_table table(lay);
+    const auto tier = make_tier_ram(lay, table);
     tier->promote(0);
     tier->demote(0);
     CHECK(tier->give_back(0, 2) == 0);
