@@ -16,7 +16,7 @@ std::unique_ptr<gpu> make_gpu_cuda();
 
 // pinned host memory that kernels read in place; null if the system does not pin that much, with the reason
 void * allocate_home(uint64_t bytes, std::string & reason);
-void   free_home(void * memory);
+void   free_home(void * memory, uint64_t bytes);
 
 // writes ids into a layer's row of the log
 void log_picks(const device_ids & ids, int32_t * row, uint32_t n_tokens_max, void * stream);

@@ -8,6 +8,7 @@
 #include "gpu-cuda.h"
 #include "layout.h"
 #include "pager.h"
+#include "parallel.h"
 
 #include "ggml-backend-impl.h"
 #include "ggml.h"
@@ -31,7 +32,9 @@ const char * name_of(ggml_backend_buffer_type_t) {
 }
 
 void free_buffer(ggml_backend_buffer_t buffer) {
-    free_home(buffer->context);
+    if (buffer->context != nullptr) {
+        free_home(buffer->context, buffer->size + tail_bytes);
+    }
 }
 
 void * base_of(ggml_backend_buffer_t buffer) {
@@ -43,7 +46,9 @@ void memset_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, uint8_t value, s
 }
 
 void set_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, const void * data, size_t offset, size_t size) {
-    std::memcpy((char *) tensor->data + offset, data, size);
+    for_each_part(size, [&](uint64_t begin, uint64_t end) {
+        std::memcpy((char *) tensor->data + offset + begin, (const char *) data + begin, end - begin);
+    });
 }
 
 void get_tensor(ggml_backend_buffer_t, const ggml_tensor * tensor, void * data, size_t offset, size_t size) {
