@@ -56,10 +56,10 @@ def _launch(served: Served, server: Path, paths: InstancePaths, engine_args: tup
             context_length=served.context_length,
             slots=settings.slots,
             threads=settings.threads,
-            gpu=settings.gpu,
             pager=settings.pager,
             ram_budget_bytes=served.plan.ram_budget_bytes,
             expert_bytes=served.plan.expert_bytes,
+            vram=served.plan.vram,
             extra=engine_args,
             environment=os.environ,
         )

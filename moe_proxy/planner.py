@@ -1,10 +1,11 @@
-"""Owns how much memory the experts may take, with the reason in words. Pure arithmetic on records."""
+"""Owns where the experts live and how much memory they may take, with the reason. Pure arithmetic."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
+from typing import Literal
 
 from moe_proxy.errors import ConfigError
 from moe_proxy.hardware import Hardware
@@ -14,6 +15,13 @@ _MIB = 2**20
 _GIB = 2**30
 _RESERVE_BYTES = 2 * _GIB
 """Left to the KV cache, compute buffers, the proxy and the rest of the machine when no budget is given."""
+
+_VRAM_SPARE_BYTES = _GIB // 2
+"""Left of the free VRAM to the desktop and other programs when no budget is given."""
+_VRAM_CONTEXT_BYTES = 2 * _GIB
+"""The driver's context, KV cache and compute buffers, for the question whether a whole model fits. The engine
+measures what they really take before it makes frames."""
+_VRAM_LEAST_BYTES = _GIB
 
 _UNITS = {"": 1, "K": 2**10, "M": _MIB, "G": _GIB, "T": 2**40}
 _AMOUNT = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)\s*([KMGT]?)(?:I?B)?", re.IGNORECASE | re.ASCII)
@@ -29,13 +37,30 @@ class RamBudget:
 
 
 @dataclass(frozen=True)
+class VramPlan:
+    """What a GPU holds beside the dense weights.
+
+    ``budget_bytes`` is VRAM of the whole engine process, ``others_bytes`` what other processes use now.
+    ``placement``: "all" experts in VRAM for good; "paged": the hot ones, with all in pinned RAM; "none".
+    """
+
+    placement: Literal["all", "paged", "none"]
+    budget_bytes: int
+    others_bytes: int
+
+
+@dataclass(frozen=True)
 class Plan:
-    """Bytes that resident experts may take, of ``expert_bytes`` that all experts have."""
+    """Bytes that resident experts may take, of ``expert_bytes`` that all experts have.
+
+    ``vram`` says what a GPU holds of them; None without a GPU.
+    """
 
     ram_budget_bytes: int
     expert_bytes: int
     experts_fit: bool
     reason: str
+    vram: VramPlan | None = None
 
 
 def parse_budget(text: str) -> RamBudget:
@@ -58,10 +83,59 @@ def parse_budget(text: str) -> RamBudget:
     )
 
 
-def plan(layout: ModelLayout, hardware: Hardware, ram_budget: RamBudget | None, gpu: bool) -> Plan:
+def parse_vram_budget(text: str) -> int:
+    """Read ``8G``, ``512M`` or bytes of VRAM of the whole process. Raises ConfigError."""
+    budget = parse_budget(text)
+    if budget.size_bytes is None or budget.size_bytes < _VRAM_LEAST_BYTES:
+        raise ConfigError(
+            f"the VRAM budget {text!r} is no amount of at least {_size(_VRAM_LEAST_BYTES)}",
+            "write what llama-server may take of the card, weights and context included: 8G",
+        )
+    return budget.size_bytes
+
+
+def plan_gpu(
+    layout: ModelLayout, hardware: Hardware, ram_budget: RamBudget | None, vram_budget_bytes: int | None
+) -> Plan:
+    """Where the experts of ``layout`` live when the first GPU of ``hardware`` computes them.
+
+    Without a budget the process may take what is free of the card but half a GiB. Raises ConfigError when the
+    dense part alone takes more than the budget.
+    """
+    gpu = hardware.gpus[0]
+    others = gpu.vram_total_bytes - gpu.vram_free_bytes
+    budget = vram_budget_bytes or gpu.vram_free_bytes - _VRAM_SPARE_BYTES
+    experts = layout.total_expert_bytes
+    vram = f"{_size(budget)} of VRAM"
+    if budget > gpu.vram_free_bytes:
+        raise ConfigError(
+            f"{vram} were asked for, {_size(gpu.vram_free_bytes)} of {gpu.name} are free",
+            "lower --vram-budget or end what uses the card (nvidia-smi shows it)",
+        )
+    if budget < layout.dense_bytes:
+        raise ConfigError(
+            f"{layout.name} without its experts takes {_size(layout.dense_bytes)}, more than {vram}",
+            "raise --vram-budget, or start with --cpu",
+        )
+    if layout.dense_bytes + experts + _VRAM_CONTEXT_BYTES <= budget:
+        reason = f"all {_size(experts)} of experts fit into {vram} beside the dense weights and the context"
+        return Plan(experts, experts, True, reason, VramPlan("all", budget, others))
+    in_ram = plan(layout, hardware, ram_budget, dense_in_ram=False)
+    if not in_ram.experts_fit:
+        reason = f"{in_ram.reason}; too little RAM to pin all experts, so the CPU computes them"
+        return replace(in_ram, reason=reason, vram=VramPlan("none", budget, others))
+    reason = (
+        f"all {_size(experts)} of experts in pinned RAM, the hot ones in what the context leaves of {vram}"
+    )
+    return Plan(experts, experts, True, reason, VramPlan("paged", budget, others))
+
+
+def plan(
+    layout: ModelLayout, hardware: Hardware, ram_budget: RamBudget | None, dense_in_ram: bool = True
+) -> Plan:
     """How much RAM the experts of ``layout`` may take on ``hardware``.
 
-    Without a budget: all experts if they fit beside the dense part (which a GPU holds in VRAM) and a reserve
+    Without a budget: all experts if they fit beside the dense part (unless a GPU holds that) and a reserve
     of 2 GiB, else what is left. A budget that was asked for is kept, up to all experts.
     """
     experts = layout.total_expert_bytes
@@ -78,7 +152,7 @@ def plan(layout: ModelLayout, hardware: Hardware, ram_budget: RamBudget | None, 
         if budget > hardware.ram_available_bytes:
             reason += f"; only {_size(hardware.ram_available_bytes)} of RAM are available now"
         return Plan(budget, experts, budget >= experts, reason)
-    dense = 0 if gpu else layout.dense_bytes
+    dense = layout.dense_bytes if dense_in_ram else 0
     left = max(hardware.ram_available_bytes - dense - _RESERVE_BYTES, 0)
     beside = f"beside the reserve of {_size(_RESERVE_BYTES)}"
     if dense:

@@ -12,13 +12,13 @@ from moe_proxy.config import Settings
 from moe_proxy.domains.base import Classifier
 from moe_proxy.domains.choice import classifier_of
 from moe_proxy.errors import ConfigError, RouterMapError
-from moe_proxy.hardware import probe
+from moe_proxy.hardware import Hardware, probe
 from moe_proxy.model.demo import DEMO_NAME
 from moe_proxy.model.demo_source import Progress, demo_path, quiet
 from moe_proxy.model.gguf_header import GgufHeader, read_header
 from moe_proxy.model.layout import ModelLayout, layout_of
 from moe_proxy.model.planted import PLANTED_NAME, planted_path
-from moe_proxy.planner import Plan, parse_budget, plan
+from moe_proxy.planner import Plan, parse_budget, parse_vram_budget, plan, plan_gpu
 from moe_proxy.resources import data_path
 from moe_proxy.routing.foreign import load_any
 from moe_proxy.routing.map_facts import keep_top
@@ -78,24 +78,36 @@ def examine(settings: Settings, progress: Progress = quiet) -> Served:
 
     Raises ModelFileError, RouterMapError, ConfigError.
     """
-    budget = parse_budget(settings.ram_budget) if settings.ram_budget else None
     model = model_file(settings, progress)
     header = read_header(model)
     layout = layout_of(header)
     hardware = probe()
-    if settings.gpu and not hardware.gpus:
-        raise ConfigError("no NVIDIA GPU was found", "start with --cpu, or see what nvidia-smi says")
     router_map, notes = _router_map(settings, layout)
     return Served(
         settings=settings,
         model=model,
         header=header,
         layout=layout,
-        plan=plan(layout, hardware, budget, gpu=settings.gpu),
+        plan=plan_of(settings, layout, hardware),
         router_map=router_map,
         classifier=classifier_of(settings),
         notes=tuple(notes),
     )
+
+
+def plan_of(settings: Settings, layout: ModelLayout, hardware: Hardware) -> Plan:
+    """The memory plan that ``settings`` ask for. Raises ConfigError."""
+    ram = parse_budget(settings.ram_budget) if settings.ram_budget else None
+    vram = parse_vram_budget(settings.vram_budget) if settings.vram_budget else None
+    if not settings.gpu:
+        if vram is not None:
+            raise ConfigError(
+                "a VRAM budget needs a GPU", "start with --gpu as well, or leave --vram-budget out"
+            )
+        return plan(layout, hardware, ram)
+    if not hardware.gpus:
+        raise ConfigError("no NVIDIA GPU was found", "start with --cpu, or see what nvidia-smi says")
+    return plan_gpu(layout, hardware, ram, vram)
 
 
 def _router_map(settings: Settings, layout: ModelLayout) -> tuple[RouterMap | None, list[str]]:

@@ -25,8 +25,7 @@ from moe_proxy.hardware import Hardware, probe
 from moe_proxy.instance import running_proxy
 from moe_proxy.model.gguf_header import read_header
 from moe_proxy.model.layout import layout_of
-from moe_proxy.planner import parse_budget, plan
-from moe_proxy.served import model_file
+from moe_proxy.served import model_file, plan_of
 
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
@@ -128,8 +127,7 @@ def _model(settings: Settings, hardware: Hardware) -> list[Finding]:
         return []
     try:
         layout = layout_of(read_header(model_file(settings)))
-        budget = parse_budget(settings.ram_budget) if settings.ram_budget else None
-        chosen = plan(layout, hardware, budget, gpu=settings.gpu)
+        chosen = plan_of(settings, layout, hardware)
     except MoeProxyError as error:
         return [Finding("fail", "model", error.message, error.hint)]
     return [Finding("ok", "model", f"{layout.name}: {chosen.reason}")]

@@ -76,7 +76,10 @@ def engine_for_start(settings: Settings, source: Path | None, console: Console) 
     "--api-key-file", type=click.Path(path_type=Path), help="file of keys, one a line; clients must send one"
 )
 @click.option("--port", type=click.IntRange(0, 65535), help="port; default 11435, 0 takes a free one")
-@click.option("--gpu/--cpu", default=None, help="use an NVIDIA GPU for everything but the experts")
+@click.option("--gpu/--cpu", default=None, help="compute on an NVIDIA GPU, with hot experts in its memory")
+@click.option(
+    "--vram-budget", metavar="SIZE", help="with --gpu: VRAM of the whole engine; default: what is free"
+)
 @click.option("--pager/--no-pager", default=None, help="the expert pager; without it: stock llama.cpp")
 @click.option("--ram-budget", metavar="SIZE", help="RAM for experts: 8G, 512M, or 30% of all experts")
 @click.option("--router-map", type=click.Path(path_type=Path), help="router map of this model")

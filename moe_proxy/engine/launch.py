@@ -11,8 +11,11 @@ from pathlib import Path
 
 from moe_proxy.engine.supervisor import Launch
 from moe_proxy.errors import ConfigError
+from moe_proxy.planner import VramPlan
 
 _ALL_LAYERS = 99
+_PAGED_UBATCH = 2048
+"""Tokens of a prompt that are computed at once: each such batch reads every expert over the link."""
 
 _LISTENING = "clients reach the proxy: use --host and --port before the --"
 _MODEL = "use --model before the --"
@@ -58,16 +61,17 @@ _OURS: Mapping[str, str] = {
 }
 # Variables that llama-server obeys. One set for another llama-server must not change this one: what is wanted
 # here goes after the --. Nor is anything of ours for its eyes: clients' keys may be among it.
-_FOREIGN_PREFIXES = ("LLAMA_ARG_", "LLAMA_SERVER_", "AIP_", "MOE_PROXY_")
-_FOREIGN = frozenset({"LLAMA_API_KEY", "MOE_PAGER", "MOE_PAGER_RAM_BYTES"})
+_FOREIGN_PREFIXES = ("LLAMA_ARG_", "LLAMA_SERVER_", "AIP_", "MOE_PROXY_", "MOE_PAGER_RAM_", "MOE_PAGER_VRAM_")
+_FOREIGN = frozenset({"LLAMA_API_KEY", "MOE_PAGER"})
 
 
 @dataclass(frozen=True)
 class LaunchInputs:
     """Everything that decides how llama-server is started.
 
-    ``context_length`` is in tokens per slot; None for it, ``slots`` or ``threads`` leaves the choice to
-    llama-server. ``extra`` are arguments of the user, passed on last. ``environment`` is ours, whole.
+    ``vram`` is None for a run without a GPU. ``context_length`` is in tokens per slot; None for it, ``slots``
+    or ``threads`` leaves the choice to llama-server. ``extra`` are arguments of the user, passed on last.
+    ``environment`` is ours, whole.
     """
 
     server: Path
@@ -77,10 +81,10 @@ class LaunchInputs:
     context_length: int | None
     slots: int | None
     threads: int | None
-    gpu: bool
     pager: bool
     ram_budget_bytes: int
     expert_bytes: int
+    vram: VramPlan | None
     extra: tuple[str, ...]
     environment: Mapping[str, str]
 
@@ -121,9 +125,16 @@ def _size_flags(inputs: LaunchInputs) -> list[str]:
 def _placement_flags(inputs: LaunchInputs) -> list[str]:
     """Where weights live. llama-server's own fitting is off: it does not know of the pager's memory."""
     flags = ["--fit", "off"]
-    flags += ["--gpu-layers", str(_ALL_LAYERS)] if inputs.gpu else ["--gpu-layers", "0", "--device", "none"]
+    if inputs.vram is None:
+        flags += ["--gpu-layers", "0", "--device", "none"]
+    else:
+        flags += ["--gpu-layers", str(_ALL_LAYERS)]
+        if inputs.vram.placement == "all":
+            return flags
+        if inputs.pager and inputs.vram.placement == "paged":
+            return [*flags, "--load-mode", "mmap", "--ubatch-size", str(_PAGED_UBATCH)]
     under_budget = inputs.pager and inputs.ram_budget_bytes < inputs.expert_bytes
-    if inputs.gpu or under_budget:
+    if inputs.vram is not None or under_budget:
         flags.append("--cpu-moe")
     if under_budget:
         # Pages can be given back only while the file is their home: no repacking, no copies.
@@ -140,4 +151,7 @@ def _environment(inputs: LaunchInputs) -> dict[str, str]:
     if inputs.pager:
         environment["MOE_PAGER"] = "1"
         environment["MOE_PAGER_RAM_BYTES"] = str(inputs.ram_budget_bytes)
+        if inputs.vram is not None and inputs.vram.placement == "paged":
+            environment["MOE_PAGER_VRAM_BYTES"] = str(inputs.vram.budget_bytes)
+            environment["MOE_PAGER_VRAM_OTHERS_BYTES"] = str(inputs.vram.others_bytes)
     return environment

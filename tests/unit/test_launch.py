@@ -9,6 +9,7 @@ import pytest
 
 from moe_proxy.engine.launch import LaunchInputs, launch_of
 from moe_proxy.errors import ConfigError
+from moe_proxy.planner import VramPlan
 
 INPUTS = LaunchInputs(
     server=Path("/c/bin/llama-server"),
@@ -18,10 +19,10 @@ INPUTS = LaunchInputs(
     context_length=4096,
     slots=2,
     threads=3,
-    gpu=False,
     pager=True,
     ram_budget_bytes=100,
     expert_bytes=100,
+    vram=None,
     extra=(),
     environment={"PATH": "/bin", "HOME": "/h"},
 )
@@ -60,15 +61,43 @@ def test_the_context_is_per_slot() -> None:
     assert "--ctx-size" not in launch_of(replace(INPUTS, context_length=None)).argv
 
 
-def test_cpu_uses_no_device_and_gpu_keeps_experts_on_the_cpu() -> None:
-    """--cpu works on a CUDA build too; --gpu offloads everything but the experts."""
+def test_cpu_uses_no_device() -> None:
+    """--cpu works on a CUDA build too."""
     cpu = launch_of(INPUTS).argv
     assert (value(cpu, "--gpu-layers"), value(cpu, "--device")) == ("0", "none")
     assert "--cpu-moe" not in cpu
-    gpu = launch_of(replace(INPUTS, gpu=True)).argv
-    assert value(gpu, "--gpu-layers") == "99"
-    assert "--cpu-moe" in gpu
-    assert "--device" not in gpu
+
+
+def test_a_gpu_that_holds_all_gets_all() -> None:
+    """With all experts in VRAM the engine is started as stock llama.cpp would be; the pager counts."""
+    launch = launch_of(replace(INPUTS, vram=VramPlan("all", 2**34, 0)))
+    assert value(launch.argv, "--gpu-layers") == "99"
+    assert "--cpu-moe" not in launch.argv and "--device" not in launch.argv
+    assert not [name for name in launch.env if name.startswith("MOE_PAGER_VRAM")]
+
+
+def test_a_paged_gpu_is_told_its_budget() -> None:
+    """The engine measures what is left of the process's VRAM itself; long prompts go in few batches."""
+    launch = launch_of(replace(INPUTS, vram=VramPlan("paged", 2**33, 2**30)))
+    assert launch.env["MOE_PAGER_VRAM_BYTES"] == str(2**33)
+    assert launch.env["MOE_PAGER_VRAM_OTHERS_BYTES"] == str(2**30)
+    assert value(launch.argv, "--ubatch-size") == "2048"
+    assert "--cpu-moe" not in launch.argv
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        replace(INPUTS, vram=VramPlan("none", 2**33, 0)),
+        replace(INPUTS, vram=VramPlan("paged", 2**33, 0), pager=False),
+    ],
+)
+def test_without_paging_the_cpu_computes_the_experts(inputs: LaunchInputs) -> None:
+    """Too little RAM to pin, or no pager: everything but the experts is on the GPU."""
+    launch = launch_of(inputs)
+    assert value(launch.argv, "--gpu-layers") == "99"
+    assert "--cpu-moe" in launch.argv
+    assert not [name for name in launch.env if name.startswith("MOE_PAGER_VRAM")]
 
 
 def test_under_budget_the_file_is_the_home_of_the_experts() -> None:
@@ -76,7 +105,12 @@ def test_under_budget_the_file_is_the_home_of_the_experts() -> None:
     argv = launch_of(replace(INPUTS, ram_budget_bytes=99)).argv
     assert value(argv, "--load-mode") == "mmap"
     assert argv.count("--cpu-moe") == 1
-    assert launch_of(replace(INPUTS, ram_budget_bytes=99, gpu=True)).argv.count("--cpu-moe") == 1
+    assert (
+        launch_of(replace(INPUTS, ram_budget_bytes=99, vram=VramPlan("none", 2**33, 0))).argv.count(
+            "--cpu-moe"
+        )
+        == 1
+    )
     assert "--load-mode" not in launch_of(INPUTS).argv
 
 
