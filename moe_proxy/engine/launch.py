@@ -154,4 +154,6 @@ def _environment(inputs: LaunchInputs) -> dict[str, str]:
         if inputs.vram is not None and inputs.vram.placement == "paged":
             environment["MOE_PAGER_VRAM_BYTES"] = str(inputs.vram.budget_bytes)
             environment["MOE_PAGER_VRAM_OTHERS_BYTES"] = str(inputs.vram.others_bytes)
+            # A miss costs little more than a move: what is resident may follow the text closely.
+            environment.setdefault("MOE_PAGER_HALF_LIFE", "128")
     return environment

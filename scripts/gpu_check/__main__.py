@@ -6,7 +6,7 @@ ENGINE is a folder with a llama-server built for CUDA with the pager, MODEL a pl
 (planted_large.py). For each share of the experts the paged server and the stock placement that takes as much
 VRAM (``-ncmoe``, pinned host memory, all cores) run side by side and are asked in turn. Greedy logits of each
 paged server are compared with those of stock llama.cpp with everything in VRAM. Decoding samples at
-temperature 0.8: a greedy planted model soon repeats itself. ``page.py`` makes docs/benchmarks.md of the result.
+temperature 0.8: a greedy planted model soon repeats itself. ``page.py`` makes docs/benchmarks.md of it.
 """
 
 from __future__ import annotations

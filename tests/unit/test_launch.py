@@ -82,6 +82,7 @@ def test_a_paged_gpu_is_told_its_budget() -> None:
     assert launch.env["MOE_PAGER_VRAM_BYTES"] == str(2**33)
     assert launch.env["MOE_PAGER_VRAM_OTHERS_BYTES"] == str(2**30)
     assert value(launch.argv, "--ubatch-size") == "2048"
+    assert launch.env["MOE_PAGER_HALF_LIFE"] == "128"
     assert "--cpu-moe" not in launch.argv
 
 
