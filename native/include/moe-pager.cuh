@@ -75,8 +75,8 @@ __device__ __forceinline__ bool fetch(const moe_pager_weights & pages,
 }
 
 // notes the pick of one token's slot in the layer's row of the log; one thread of one block calls
-__device__ __forceinline__ void
-log_pick(const moe_pager_weights & pages, uint32_t token, uint32_t n_tokens, uint32_t slot, uint32_t n_used, uint32_t id) {
+__device__ __forceinline__ void log_pick(
+    const moe_pager_weights & pages, uint32_t token, uint32_t n_tokens, uint32_t slot, uint32_t n_used, uint32_t id) {
     if (token < pages.log_tokens) {
         pages.log[1 + token * n_used + slot] = (int32_t) id;
     }

@@ -16,7 +16,8 @@ constexpr int gather_threads  = 256;
 constexpr int gather_chunks   = 16; // blocks per expert: enough requests in flight for the link
 constexpr int gather_unrolled = 4;
 
-__global__ void log_kernel(const int32_t * ids, int n_used, int n_tokens, int64_t row_stride, int n_tokens_max, int32_t * row) {
+__global__ void
+log_kernel(const int32_t * ids, int n_used, int n_tokens, int64_t row_stride, int n_tokens_max, int32_t * row) {
     const int n = min(n_tokens, n_tokens_max) * n_used;
     for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) {
         row[1 + i] = ids[(int64_t) (i / n_used) * row_stride + i % n_used];
@@ -28,7 +29,13 @@ __global__ void log_kernel(const int32_t * ids, int n_used, int n_tokens, int64_
 
 // ids == nullptr: gathers the experts that have a frame. Else: those that were picked, wherever they are.
 // slab_units: 16-byte units of one slab
-__global__ void gather_kernel(const uint64_t * entries, const int32_t * ids, int n_used, int n_tokens, int64_t row_stride, uint4 * to, int64_t slab_units) {
+__global__ void gather_kernel(const uint64_t * entries,
+                              const int32_t *  ids,
+                              int              n_used,
+                              int              n_tokens,
+                              int64_t          row_stride,
+                              uint4 *          to,
+                              int64_t          slab_units) {
     const int      expert = blockIdx.y;
     const uint64_t entry  = entries[expert];
     if (ids == nullptr) {
@@ -138,8 +145,13 @@ const void * stager_cuda::start(const tensor_record & weight, const device_ids &
         in_use_ = true;
     } else {
         const dim3 blocks(gather_chunks, weight.n_expert);
-        gather_kernel<<<blocks, gather_threads, 0, (cudaStream_t) stream>>>(
-            entries, ids.data, ids.n_used, ids.n_tokens, ids.row_stride, (uint4 *) to, (int64_t) (weight.slab_bytes / 16));
+        gather_kernel<<<blocks, gather_threads, 0, (cudaStream_t) stream>>>(entries,
+                                                                            ids.data,
+                                                                            ids.n_used,
+                                                                            ids.n_tokens,
+                                                                            ids.row_stride,
+                                                                            (uint4 *) to,
+                                                                            (int64_t) (weight.slab_bytes / 16));
         which_ ^= 1;
     }
     return to;

@@ -52,7 +52,7 @@ def test_unit_tests_pass(llama_source: Path, tmp_path: Path, sanitizer: str) -> 
 
 def test_sources_are_formatted() -> None:
     """Sources follow .clang-format, and files stay small enough to read in one go."""
-    files = [str(path) for path in sorted(NATIVE.rglob("*")) if path.suffix in (".h", ".cpp")]
+    files = [str(path) for path in sorted(NATIVE.rglob("*")) if path.suffix in (".h", ".cpp", ".cu", ".cuh")]
     _run([str(TOOLS / "clang-format"), "--dry-run", "--Werror", *files])
     assert all(
         len((NATIVE / name).read_text(encoding="utf-8").splitlines()) <= 350 for name in native_files(NATIVE)
