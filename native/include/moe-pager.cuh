@@ -85,4 +85,57 @@ __device__ __forceinline__ void log_pick(
     }
 }
 
+// A kernel's own arguments with the pages of its weights.
+template <typename Arguments>
+struct with_pages : Arguments {
+    moe_pager_weights pages = {};
+};
+
+inline bool is_paged(const moe_pager_weights & pages) {
+    return pages.x != nullptr || pages.log != nullptr;
+}
+
+// The arguments of a launch whose blocks hold `n_readers` readers of `n_rows` rows each.
+template <typename Arguments>
+Arguments with_shared_bytes(Arguments arguments, uint32_t n_rows, uint32_t n_readers) {
+    arguments.pages.shared_bytes = shared_bytes(arguments.pages, n_rows, n_readers);
+    return arguments;
+}
+
+// What a kernel does before it reads `n_rows` rows of expert `id` from row0 on, for one token's slot: notes the pick, and
+// points x, gate and the offset from x (in blocks of the weight's type) at the rows. Reader `token` of `n_tokens` in this
+// block is one warp; a block that reads for one token is one reader with all its threads.
+template <typename Pointer>
+__device__ __forceinline__ void turn_page(const moe_pager_weights & pages,
+                                          uint32_t                  id,
+                                          uint32_t                  row0,
+                                          uint32_t                  n_rows,
+                                          bool                      with_gate,
+                                          uint32_t                  token,
+                                          uint32_t                  n_tokens,
+                                          Pointer &                 x,
+                                          const void *&             gate,
+                                          int &                     offset) {
+    extern __shared__ uint4 paged_rows[];
+    const bool              whole_block = n_tokens == 1;
+    const uint32_t          thread      = whole_block ? threadIdx.y * blockDim.x + threadIdx.x : threadIdx.x;
+    if (pages.x != nullptr) {
+        const uint32_t n_threads = whole_block ? blockDim.x * blockDim.y : blockDim.x;
+        uint4 *        shared    = paged_rows + token * (pages.shared_bytes / n_tokens / sizeof(uint4));
+        const void *   at        = nullptr;
+        if (fetch(pages, id, row0, n_rows, with_gate, shared, thread, n_threads, at, gate)) {
+            if (whole_block) {
+                __syncthreads();
+            } else {
+                __syncwarp();
+            }
+        }
+        x      = at;
+        offset = 0;
+    }
+    if (pages.log != nullptr && blockIdx.x == 0 && thread == 0) {
+        log_pick(pages, token, n_tokens, blockIdx.y, gridDim.y, id);
+    }
+}
+
 } // namespace moe_pager
