@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 PATCHES = ROOT / "patches"
 NAMES = sorted(path.name for path in PATCHES.glob("*.patch"))
 MAX_ADDED_LINES = 24
-# A kernel is changed where it stands: arguments by replacing lines, and each form of it is launched in two variants.
+# A kernel is changed where it stands: lines are replaced, and each of its forms is launched in two variants.
 KERNELS = "0007-cuda-read-experts-through-the-page-table.patch"
 MAX_KERNEL_LINES = 48
 REPLACED = {KERNELS: 12, "0008-cuda-stage-experts-and-tell-when-a-stream-is-idle.patch": 2}
@@ -49,7 +49,7 @@ def test_a_patch_states_why_it_cannot_live_outside(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_patch_holds_call_sites_only(name: str) -> None:
-    """A patch adds a few lines and makes no file: logic belongs in native/. None is taken away but for a changed one."""
+    """A patch adds a few lines, makes no file, and takes none away but for a changed one: logic is in native/."""
     _, diff = _header_and_diff(name)
     added = [line for line in diff if line.startswith("+") and not line.startswith("+++ ")]
     assert 0 < len(added) <= (MAX_KERNEL_LINES if name == KERNELS else MAX_ADDED_LINES)
