@@ -36,7 +36,7 @@ _EXPERT_GAUGES = {
     "resident_bytes": "Bytes of resident experts",
     "resident_experts": "Experts that are resident",
     "locked_bytes": "Bytes of experts locked in RAM",
-    "budget_bytes": "RAM budget for experts",
+    "budget_bytes": "Bytes that resident experts may take: of VRAM with a GPU that pages, else of RAM",
 }
 
 

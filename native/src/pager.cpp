@@ -242,6 +242,18 @@ usage_record pager::totals(bool reset) {
     return result;
 }
 
+uint64_t pager::budget_bytes() const {
+    uint64_t bytes = mover_.budget_bytes();
+    if (vram_ != nullptr) {
+        const uint64_t budget = bytes;
+        bytes                 = 0;
+        for (uint32_t c = 0; c < lay_.n_size_classes(); ++c) {
+            bytes += vram_->room(c, budget);
+        }
+    }
+    return bytes;
+}
+
 const char * pager::home() const {
     if (lay_.has(memory::pinned)) {
         return "pinned";

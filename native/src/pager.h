@@ -121,7 +121,8 @@ class pager {
 
     const policy & get_policy() const { return *policy_; }
 
-    uint64_t budget_bytes() const { return mover_.budget_bytes(); }
+    // bytes of experts that may be resident: in VRAM, where there is such a tier, as far as there are frames
+    uint64_t budget_bytes() const;
 
     // null: experts are not moved to VRAM
     const tier_vram * vram() const { return vram_; }
