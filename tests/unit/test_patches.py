@@ -49,7 +49,7 @@ def test_a_patch_states_why_it_cannot_live_outside(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_patch_holds_call_sites_only(name: str) -> None:
-    """A patch adds a few lines, makes no file, and takes none away but for a changed one: logic is in native/."""
+    """A patch adds a few lines, makes no file, and takes none away but to change it: logic is in native/."""
     _, diff = _header_and_diff(name)
     added = [line for line in diff if line.startswith("+") and not line.startswith("+++ ")]
     assert 0 < len(added) <= (MAX_KERNEL_LINES if name == KERNELS else MAX_ADDED_LINES)
