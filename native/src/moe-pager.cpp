@@ -1,20 +1,14 @@
 // The C boundary: which model has which pager, which ubatch this thread is computing, and the promise that nothing is
 // thrown.
 //
-// Who writes what: the registry and the settings are guarded by its mutex. A control call holds a reference to the
-// pager it speaks about, so a model that is freed meanwhile takes nothing away from under it. `current` belongs to its
-// thread: a draft model and the main one, computed by different threads or in turn, never see each other's ubatch.
+// Who writes what stands in loaded-models.h.
 
 #include "moe-pager.h"
 
-#include "control.h"
 #include "ggml-hooks.h"
-#include "gpu-cuda.h"
-#include "gpu-side.h"
-#include "tier-ram.h"
+#include "loaded-models.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cctype>
 #include <cstdlib>
 #include <cstring>
@@ -26,81 +20,20 @@
 
 namespace moe_pager {
 
-namespace {
-
-// tiled kernels read up to 512 bytes beyond the end
-constexpr uint64_t staging_tail_bytes = 4096;
-
-#if defined(MOE_PAGER_CUDA)
-std::unique_ptr<gpu> make_gpu() {
-    return make_gpu_cuda();
-}
-
-std::unique_ptr<stager> make_stager(const tier_vram * tier) {
-    return tier == nullptr ? nullptr : make_stager_cuda(*tier);
-}
-#else
-// a backend of another kind: what it picks is not seen, and reasons say so
-std::unique_ptr<gpu> make_gpu() {
-    return nullptr;
-}
-
-std::unique_ptr<stager> make_stager(const tier_vram *) {
-    return nullptr;
-}
-#endif
-
-struct instance {
-    instance(layout lay, const settings & set)
-        : card(lay.has(memory::pinned) || lay.has(memory::device) ? make_gpu() : nullptr),
-          paging(std::move(lay),
-                 set,
-                 [&](const layout & final, page_table & table) -> std::unique_ptr<device> {
-                     if (!final.has(memory::pinned)) {
-                         return make_tier_ram(final, table);
-                     }
-                     vram_budget budget   = set.vram_bytes;
-                     budget.staging_bytes = final.largest_tensor_bytes() + staging_tail_bytes;
-                     auto made            = std::make_unique<tier_vram>(final, table, *card, budget);
-                     tier                 = made.get();
-                     return made;
-                 }),
-          answers(paging) {
-        if (card != nullptr) {
-            side = std::make_unique<gpu_side>(paging, *card, tier, make_stager(tier), set.ubatch_tokens);
-        }
-    }
-
-    std::unique_ptr<gpu>      card; // null: no GPU computes this model's experts
-    tier_vram *               tier = nullptr;
-    pager                     paging;
-    control                   answers;
-    std::unique_ptr<gpu_side> side;
-};
-
-struct loaded_model {
-    const void *              model;
-    std::shared_ptr<instance> pages; // null: it has no experts
-};
-
-struct registry {
-    std::atomic<bool>         in_use{ false }; // a model was loaded while the pager was on
-    std::mutex                mutex;
-    std::vector<loaded_model> models; // in the order of their loading
-};
+thread_local ubatch     current;
+thread_local gpu_side * current_side = nullptr;
 
 registry & the_registry() {
     static registry instance;
     return instance;
 }
 
+namespace {
+
 const settings & the_settings() {
     static const settings instance = read_settings([](const char * name) { return std::getenv(name); });
     return instance;
 }
-
-thread_local ubatch     current;
-thread_local gpu_side * current_side = nullptr;
 
 std::shared_ptr<instance> find(const void * model) {
     registry & known = the_registry();
@@ -258,87 +191,6 @@ void moe_pager_mul_mat_id(const struct ggml_tensor * dst) noexcept {
         current.owner->count(current, ids);
     }
 }
-
-#if defined(MOE_PAGER_CUDA)
-
-void moe_pager_gpu_launch(void * stream) noexcept {
-    if (current_side != nullptr) {
-        current_side->launch(stream);
-    }
-}
-
-void moe_pager_gpu_idle(void * stream) noexcept {
-    registry & known = the_registry();
-    if (!known.in_use.load(std::memory_order_acquire)) {
-        return;
-    }
-    std::lock_guard<std::mutex> lock(known.mutex);
-    for (const auto & entry : known.models) {
-        if (entry.pages != nullptr && entry.pages->side != nullptr) {
-            entry.pages->side->idle(stream);
-        }
-    }
-}
-
-struct moe_pager_weights moe_pager_gpu_weights(const struct ggml_tensor * x, const struct ggml_tensor * gate) noexcept {
-    moe_pager_weights pages = {};
-    if (current_side == nullptr) {
-        return pages;
-    }
-    pages.log        = current_side->log_row(x);
-    pages.log_tokens = current_side->log_tokens();
-    pages.row_bytes  = row_bytes_of(*x);
-    if (gate != nullptr && pages.log == nullptr) {
-        pages.log = current_side->log_row(gate);
-    }
-    if (current_side->tier() != nullptr) {
-        pages.x    = current_side->tier()->entries(x);
-        pages.gate = gate == nullptr ? nullptr : current_side->tier()->entries(gate);
-    }
-    return pages;
-}
-
-const void * moe_pager_gpu_stage(const struct ggml_tensor * mul_mat_id, void * stream) noexcept {
-    if (current_side == nullptr) {
-        return nullptr;
-    }
-    const ggml_tensor & weight = weight_of(*mul_mat_id);
-    const device_ids    ids    = read_device_ids(*mul_mat_id);
-    if (int32_t * row = current_side->log_row(&weight)) {
-        log_picks(ids, row, current_side->log_tokens(), stream);
-    }
-    const tensor_record * record = current.owner->get_layout().find(&weight);
-    return record == nullptr || current_side->copier() == nullptr ? nullptr
-                                                                  : current_side->copier()->start(*record, ids, stream);
-}
-
-void moe_pager_gpu_unstage(void * stream) noexcept {
-    if (current_side != nullptr && current_side->copier() != nullptr) {
-        current_side->copier()->finish(stream);
-    }
-}
-
-bool moe_pager_gpu_copies(const struct ggml_tensor * mul_mat_id) noexcept {
-    if (current_side == nullptr || current_side->tier() == nullptr) {
-        return false;
-    }
-    const ggml_tensor &   weight = weight_of(*mul_mat_id);
-    const tensor_record * record = current.owner->get_layout().find(&weight);
-    return record != nullptr && current_side->tier()->entries(&weight) != nullptr &&
-           stager::copies(record->n_expert, read_device_ids(*mul_mat_id).n_picks());
-}
-
-#else
-
-struct ggml_backend_buffer_type * moe_pager_buffer_type(const char *, struct ggml_backend_buffer_type *) noexcept {
-    return nullptr;
-}
-
-bool moe_pager_is_paged(const struct ggml_backend_buffer_type *) noexcept {
-    return false;
-}
-
-#endif
 
 void moe_pager_sequence_begin(const void * model, int32_t sequence, const char * request) noexcept {
     guarded([&] {
