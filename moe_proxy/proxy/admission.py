@@ -79,8 +79,9 @@ class Admission:
         try:
             with self.keep_alive.used(), ticket.cuttable():
                 yield ticket
-        except Exception:
-            ticket.failed = True
+        except Exception as error:
+            # What the client did wrong is no failure of the service.
+            ticket.failed = not isinstance(error, MoeProxyError) or error.http_status >= 500
             raise
         finally:
             self._metrics.finished(ticket.failed)

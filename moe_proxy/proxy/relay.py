@@ -73,14 +73,14 @@ async def relay(
             if not answer.is_event_stream or answer.status != 200:
                 body = await answer.read()
                 if not stream.response.prepared:
-                    ticket.failed = answer.status >= 400
+                    ticket.failed = answer.status >= 500
                     return form.whole(answer, body)
                 raise refusal(answer.status, body)
             while data := await answer.chunk():
                 await stream.write(form.feed(data))
             await stream.write(form.end())
     except MoeProxyError as error:
-        ticket.failed = True
+        ticket.failed = error.http_status >= 500
         if not stream.response.prepared:
             raise
         await stream.send(form.failure(error))

@@ -88,11 +88,12 @@ async def test_bad_input(body: Any) -> None:
 
 
 async def test_model_without_embeddings() -> None:
-    """An engine that was started without embeddings: 501 with a text that says so."""
+    """An engine that was started without embeddings: 501 with a text that says so, and what to start with."""
     async with surface("--no-pooling") as proxy:
         for path in ("/api/embed", "/api/embeddings"):
             answer = await _ask(proxy, path, {"input": "x", "prompt": "x"})
-            assert answer == (501, {"error": "this model does not support embeddings"})
+            text = "this model does not support embeddings: start moe-proxy with: -- --embeddings"
+            assert answer == (501, {"error": text})
 
 
 async def test_client_goes_away() -> None:

@@ -162,6 +162,21 @@ async def test_any_model_name() -> None:
         assert (status, body["error"]["type"]) == (404, "not_found_error")
 
 
+async def test_wrong_requests_are_no_failures() -> None:
+    """A client's error, refused here or by the engine, is a 4xx and no failure of the service."""
+    async with surface() as proxy:
+        for path, asked in (
+            ("/api/chat", {**CHAT, "model": "llama3"}),
+            ("/api/chat", {**CHAT, "options": {"top_k": "many"}}),
+            ("/v1/chat/completions", {"messages": 1}),
+            ("/v1/chat/completions", {"messages": 1, "stream": True}),
+        ):
+            status, _ = await _ask(proxy, path, asked)
+            assert 400 <= status < 500
+        assert proxy.context.metrics.requests()["total"] == 4
+        assert proxy.context.metrics.requests()["failed"] == 0
+
+
 async def test_engine_dies_in_mid_stream() -> None:
     """In a stream the last line says what happened, and there is no done; a whole reply is a 502."""
     async with surface("--truncate-after-chunks", "3", "--slow-chunks", "0.02") as proxy:

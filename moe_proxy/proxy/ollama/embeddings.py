@@ -129,7 +129,9 @@ async def _embedded(exchange: Exchange, ticket: Ticket, texts: list[str], *, tru
     if status != 200:
         error = refusal(status, raw)
         if error.openai_type == "not_supported_error":
-            raise UnsupportedError("this model does not support embeddings")
+            raise UnsupportedError(
+                "this model does not support embeddings", "start moe-proxy with: -- --embeddings"
+            )
         raise error
     embedded = vectors_of(raw, len(texts))
     return Embedded(embedded.vectors, embedded.tokens, held_ns)
