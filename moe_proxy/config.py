@@ -7,7 +7,9 @@ It never looks at the machine or at the model.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -15,6 +17,7 @@ import platformdirs
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import (
     BaseSettings,
+    EnvSettingsSource,
     NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
@@ -27,6 +30,8 @@ from moe_proxy.errors import ConfigError
 APP = "moe-proxy"
 DEFAULT_PORT = 11435
 DEFAULT_CLASSIFIERS = "keyword,tfidf"
+ENV_PREFIX = "MOE_PROXY_"
+_CONFIG_VARIABLE = f"{ENV_PREFIX}CONFIG"
 
 # Several words: a list in the file, separated by commas in a variable.
 Words = Annotated[tuple[str, ...], NoDecode]
@@ -42,7 +47,7 @@ _NO_PARAMETERS = frozenset(
 
 def config_path() -> Path:
     """Where the configuration file lies unless ``MOE_PROXY_CONFIG`` names another."""
-    named = os.environ.get("MOE_PROXY_CONFIG")
+    named = os.environ.get(_CONFIG_VARIABLE)
     return Path(named) if named else platformdirs.user_config_path(APP) / "config.toml"
 
 
@@ -56,7 +61,7 @@ class Settings(BaseSettings):
     """Everything a run can be told. Frozen; sizes and times carry their unit in the name."""
 
     model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(
-        env_prefix="MOE_PROXY_", frozen=True, extra="forbid"
+        env_prefix=ENV_PREFIX, frozen=True, extra="forbid"
     )
 
     model: Path | None = Field(None, description="GGUF file to serve; none: the model that ships")
@@ -191,12 +196,52 @@ class Settings(BaseSettings):
         return {name: value for name, value in given.items() if value is not None}
 
 
+Source = Literal["flag", "env", "file", "default"]
+
+
+@dataclass(frozen=True)
+class Origins:
+    """Where each setting is given: ``all`` sources that give it, by setting, the strongest first.
+
+    ``strangers`` are variables that look like settings and are none: a misspelt one changes nothing.
+    """
+
+    all: Mapping[str, tuple[Source, ...]]
+    strangers: tuple[str, ...]
+
+    def of(self, name: str) -> Source:
+        """The source whose value of ``name`` counts; a table is added to by each of its sources."""
+        return self.all[name][0]
+
+
+def origins_of(flags: Mapping[str, Any]) -> Origins:
+    """Which of ``flags`` (None means not given), environment and file give each setting.
+
+    For settings that ``load_settings`` has read: it names what is wrong with them.
+    """
+    from_env = EnvSettingsSource(Settings)()
+    from_file = {key.lower() for key in TomlConfigSettingsSource(Settings, config_path())()}
+    given: dict[str, tuple[Source, ...]] = {}
+    for name in Settings.model_fields:
+        held = {"flag": flags.get(name) is not None, "env": name in from_env, "file": name in from_file}
+        sources: tuple[Source, ...] = ("flag", "env", "file")
+        given[name] = (*(source for source in sources if held[source]), "default")
+    known = {f"{ENV_PREFIX}{name}".upper() for name in Settings.model_fields} | {_CONFIG_VARIABLE}
+    strangers = (name for name in os.environ if name.upper().startswith(ENV_PREFIX))
+    return Origins(given, tuple(sorted(name for name in strangers if name.upper() not in known)))
+
+
+def nearest(name: str, known: Collection[str]) -> str | None:
+    """The one of ``known`` that ``name`` was probably meant to be; None if none is like it."""
+    return next(iter(get_close_matches(name.lower(), list(known), n=1)), None)
+
+
 def load_settings(flags: Mapping[str, Any]) -> Settings:
     """Settings from ``flags`` (None means not given), environment and file.
 
     Raises ConfigError naming the option and its value.
     """
-    if os.environ.get("MOE_PROXY_CONFIG") and (config_path().is_dir() or not config_path().exists()):
+    if os.environ.get(_CONFIG_VARIABLE) and (config_path().is_dir() or not config_path().exists()):
         raise ConfigError(
             f"MOE_PROXY_CONFIG names {config_path()}, which is no file", "correct it, or unset it"
         )
@@ -206,9 +251,9 @@ def load_settings(flags: Mapping[str, Any]) -> Settings:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
-            raise ConfigError(
-                f"unknown setting {name!r}", f"remove it from {config_path()} or see docs/config.md"
-            ) from error
+            meant = nearest(name, Settings.model_fields)
+            cure = f"did you mean {meant!r}?" if meant else "remove it, or see docs/config.md"
+            raise ConfigError(f"unknown setting {name!r} in {config_path()}", cure) from error
         secret = name in _SECRETS
         value = "" if secret else f" = {first['input']!r}"
         flag = "" if secret else f"--{name.replace('_', '-')}, "

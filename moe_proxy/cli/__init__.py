@@ -14,6 +14,7 @@ import click
 from moe_proxy import __version__
 from moe_proxy.cli.build import build
 from moe_proxy.cli.classify import classify
+from moe_proxy.cli.config import config
 from moe_proxy.cli.demo import demo
 from moe_proxy.cli.doctor import doctor
 from moe_proxy.cli.logs import logs
@@ -37,6 +38,7 @@ for command in (
     build,
     classify,
     collect,
+    config,
     demo,
     doctor,
     logs,

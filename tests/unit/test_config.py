@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from moe_proxy.config import Settings, load_settings
+from moe_proxy.config import Settings, load_settings, origins_of
 from moe_proxy.errors import ConfigError
 from moe_proxy.live import LIVE
 
@@ -56,6 +56,34 @@ def test_a_wrong_file_is_named(file: Path, text: str, named: str) -> None:
     file.write_text(text)
     with pytest.raises(ConfigError, match=named):
         load_settings({})
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"), [("prot", "port"), ("vram-budget", "vram_budget"), ("Treads", "threads")]
+)
+def test_an_unknown_key_names_the_nearest(file: Path, key: str, meant: str) -> None:
+    """A key of the file that is no setting is an error that names the file and the setting most like it."""
+    file.write_text(f"{key} = 1\n")
+    with pytest.raises(ConfigError) as caught:
+        load_settings({})
+    assert f"{key!r} in {file}" in str(caught.value)
+    assert f"did you mean {meant!r}?" in str(caught.value)
+    file.write_text("xyzzy = 1\n")
+    with pytest.raises(ConfigError, match=r"'xyzzy'.*remove it"):
+        load_settings({})
+
+
+def test_the_source_of_each_setting(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each setting's source is known, and is the one whose value counts."""
+    file.write_text("port = 1\nslots = 2\nThreads = 3\n")
+    monkeypatch.setenv("MOE_PROXY_PORT", "4")
+    monkeypatch.setenv("moe_proxy_slots", "5")
+    monkeypatch.setenv("MOE_PROXY_PROT", "6")
+    origins = origins_of({"port": 7, "alias": None})
+    assert load_settings({"port": 7}).port == 7
+    assert origins.all["port"] == ("flag", "env", "file", "default")
+    assert [origins.of(name) for name in ("slots", "threads", "alias")] == ["env", "file", "default"]
+    assert origins.strangers == ("MOE_PROXY_PROT",)
 
 
 def test_home_in_a_path(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
