@@ -37,7 +37,8 @@ class Gpu:
 class Hardware:
     """What a plan may count on.
 
-    ``memlock_limit_bytes`` is None where there is no limit, none that holds for us, or no answer.
+    ``cores_physical`` is what this process may use of them. ``memlock_limit_bytes`` is None where there is
+    no limit, none that holds for us, or no answer.
     """
 
     ram_total_bytes: int
@@ -53,10 +54,18 @@ def probe() -> Hardware:
     return Hardware(
         ram_total_bytes=int(memory.total),
         ram_available_bytes=int(memory.available),
-        cores_physical=psutil.cpu_count(logical=False) or os.cpu_count() or 1,
+        cores_physical=_cores_physical(),
         memlock_limit_bytes=_memlock_limit_bytes(),
         gpus=_gpus(),
     )
+
+
+def _cores_physical() -> int:
+    cores = psutil.cpu_count(logical=False) or os.cpu_count() or 1
+    if sys.platform == "linux":
+        # A container or taskset may allow fewer.
+        return min(cores, len(os.sched_getaffinity(0)))
+    return cores
 
 
 def _memlock_limit_bytes() -> int | None:

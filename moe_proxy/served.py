@@ -27,6 +27,9 @@ from moe_proxy.routing.router_map import ModelKey, RouterMap, check, load
 # Unless told otherwise: enough for a long conversation, small beside the experts of any model this is for.
 _CONTEXT = 16384
 
+SHIPPED = (DEMO_NAME, PLANTED_NAME)
+"""Names of the models that ship; the first one is served unless told otherwise."""
+
 
 @dataclass(frozen=True)
 class Served:
@@ -54,13 +57,13 @@ class Served:
 
 
 def model_file(settings: Settings, progress: Progress = quiet) -> Path:
-    """The file to serve: the one that was named, or the planted model; made when it is not there yet.
+    """The file to serve: the one that was named, or the demonstration model; made when it is not there yet.
 
     The names of the models that ship stand for them where no file is called so. Raises ModelFileError, and
     ConfigError for a cache that cannot be written.
     """
-    named = settings.model or Path(PLANTED_NAME)
-    if named.exists() or named not in (Path(PLANTED_NAME), Path(DEMO_NAME)):
+    named = settings.model
+    if named is not None and (named.exists() or str(named) not in SHIPPED):
         return named
     try:
         if named == Path(PLANTED_NAME):

@@ -15,7 +15,7 @@ from moe_proxy.config import Settings, load_settings
 from moe_proxy.engine.build import BuildRequest, EngineBuild, build_engine, engine_for
 from moe_proxy.engine.source import llama_cpp_tree
 from moe_proxy.model.demo_source import demo_path
-from moe_proxy.model.planted import planted_path
+from moe_proxy.model.planted import PLANTED_NAME, planted_path
 from tests.support.proxy_process import ProxyProcess
 
 # The same examples in every run, and no judgement by the clock: a failure is of the code, not of the day.
@@ -84,6 +84,8 @@ def _proxy_env(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> dic
         "MOE_PROXY_STATE_DIR": str(folder / "state"),
         "MOE_PROXY_RUNTIME_DIR": str(folder / "run"),
         "MOE_PROXY_CONFIG": str(folder / "config.toml"),
+        # Routing that is known exactly, at a size that no test waits for.
+        "MOE_PROXY_MODEL": PLANTED_NAME,
         "NO_COLOR": "1",
         "COLUMNS": "200",
     }
@@ -91,7 +93,7 @@ def _proxy_env(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> dic
 
 @pytest.fixture
 def proxy_env(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> dict[str, str]:
-    """Environment of a proxy that shares nothing with other tests but the cache."""
+    """Environment of a proxy on the planted model that shares nothing with other tests but the cache."""
     return _proxy_env(tmp_path_factory, cache_dir)
 
 

@@ -7,6 +7,7 @@ import json
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import click
@@ -22,21 +23,22 @@ from moe_proxy.cli.units import percent_text
 from moe_proxy.config import load_settings
 from moe_proxy.engine.control import EngineControl
 from moe_proxy.errors import NotRunningError
+from moe_proxy.hardware import probe
 from moe_proxy.instance import RunningProxy, running_proxy
 from moe_proxy.proxy.listening import free_port
+from moe_proxy.served import SHIPPED
 
 # A budget below the whole, so that the pager has something to decide.
 _RAM_BUDGET = "40%"
-_TOKENS = 48
+_TOKENS = 64
 _HOT_SHOWN = 4
-_ANSWER_SHOWN = 160
 _TRIES, _PAUSE_S = 50, 0.1
 _PROMPTS = (
     ("openai", "Write a Python function that sorts a list of numbers."),
     ("openai", "Explain the Pythagorean theorem and prove it for a right triangle."),
     ("openai", "如何在 Linux 服务器上安装和配置 Docker 容器？"),
     ("openai", "Write a short story about an old lighthouse and the sea."),
-    ("ollama", "Translate to German: the weather is nice today."),
+    ("ollama", "Why is the sky blue?"),
 )
 
 
@@ -56,11 +58,20 @@ class _Row:
 
 
 @click.command(epilog="Example: moe-proxy demo")
-def demo() -> None:
+@click.option("--model", type=click.Choice(SHIPPED), default=SHIPPED[0], show_default=True)
+def demo(model: str) -> None:
     """Build, start, ask five prompts of different domains, show what the pager did, stop."""
-    # The model that ships, whatever is configured for another one.
-    shipped = {"model": None, "alias": None, "router_map": None, "pager": True, "ram_budget": _RAM_BUDGET}
-    settings = load_settings({"port": free_port("127.0.0.1", 0)}).model_copy(update=shipped)
+    settings = load_settings({"port": free_port("127.0.0.1", 0)})
+    # A model that ships, whatever is configured for another one.
+    shipped = {
+        "model": Path(model),
+        "alias": None,
+        "router_map": None,
+        "pager": True,
+        "ram_budget": _RAM_BUDGET,
+        "threads": settings.threads or _threads(probe().cores_physical),
+    }
+    settings = settings.model_copy(update=shipped)
     # An answer is no markup.
     console = Console(markup=False, emoji=False)
     progress = Console(stderr=True)
@@ -83,6 +94,15 @@ def demo() -> None:
         " hot experts: the most picked ones of the middle MoE layer.",
         style="dim",
     )
+
+
+def _threads(cores: int) -> int:
+    """How many threads compute: one core stays free, since whoever tries this out has other programs running.
+
+    llama.cpp's threads wait for each other by spinning, many times per token. Where one of them shares its
+    core, all wait for it.
+    """
+    return max(cores - 1, 1)
 
 
 async def _ask(proxy: RunningProxy, socket: Any, api: str, prompt: str) -> _Row:
@@ -136,18 +156,22 @@ def _hot(usage: Mapping[str, Any]) -> str:
 
 
 def _complete(proxy: RunningProxy, api: str, prompt: str) -> tuple[str, str, float]:
-    """Ask one prompt in the wire form of ``api``; request id, answer, tokens per second."""
-    messages = [{"role": "user", "content": prompt}]
+    """Ask one prompt in the wire form of ``api``; request id, answer, tokens per second.
+
+    At temperature 0: the same answer each time.
+    """
+    request: dict[str, object] = {"model": proxy.model, "messages": [{"role": "user", "content": prompt}]}
     if api == "openai":
-        body = _post(
-            proxy, "/v1/chat/completions", {"model": proxy.model, "messages": messages, "max_tokens": _TOKENS}
-        )
-        answer, timings = body["choices"][0]["message"]["content"], body["timings"]
-        return body["request_id"], answer, timings["predicted_per_second"]
-    options = {"num_predict": _TOKENS}
-    request = {"model": proxy.model, "messages": messages, "stream": False, "options": options}
-    body = _post(proxy, "/api/chat", request)
-    return body["request_id"], body["message"]["content"], body["eval_count"] / body["eval_duration"] * 1e9
+        body = _post(proxy, "/v1/chat/completions", request | {"max_tokens": _TOKENS, "temperature": 0})
+        choice = body["choices"][0]
+        answer, ended = choice["message"]["content"], choice["finish_reason"]
+        tokens_per_s = body["timings"]["predicted_per_second"]
+    else:
+        options = {"num_predict": _TOKENS, "temperature": 0}
+        body = _post(proxy, "/api/chat", request | {"stream": False, "options": options})
+        answer, ended = body["message"]["content"], body["done_reason"]
+        tokens_per_s = body["eval_count"] / body["eval_duration"] * 1e9
+    return body["request_id"], f"{answer.strip()} …" if ended == "length" else answer, tokens_per_s
 
 
 def _post(proxy: RunningProxy, path: str, body: Mapping[str, object]) -> dict[str, Any]:
@@ -167,7 +191,7 @@ def _report(rows: list[_Row]) -> Group:
         for number, row in enumerate(rows, 1)
         for part in (
             Text(f"{number}. {row.prompt} ({row.api} API)", style="bold"),
-            Padding(Text(row.answer.strip()[:_ANSWER_SHOWN]), (0, 0, 1, 3)),
+            Padding(Text(row.answer.strip()), (0, 0, 1, 3)),
         )
     ]
     return Group(*conversation, _table(rows))

@@ -101,7 +101,7 @@ def start(source: Path | None, detach: bool, engine_args: tuple[str, ...], **fla
 
 def examined(settings: Settings, console: Console) -> Served:
     """``examine``, and say so where the demonstration model has to be made first."""
-    if settings.model != Path(DEMO_NAME) or demo_file(settings.cache_dir).is_file():
+    if (settings.model or Path(DEMO_NAME)) != Path(DEMO_NAME) or demo_file(settings.cache_dir).is_file():
         return examine(settings)
     say(console, "Making the demonstration model; this happens once.")
     with progress_report(console) as report:

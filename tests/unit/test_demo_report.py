@@ -1,4 +1,4 @@
-"""The report that ``moe-proxy demo`` prints."""
+"""What ``moe-proxy demo`` prints, and how it computes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from moe_proxy.cli.demo import _report, _Row
+from moe_proxy.cli.demo import _report, _Row, _threads
 
 _ROWS = [
     _Row(
@@ -82,3 +82,8 @@ def test_prompt_and_answer_stand_above_the_figures_unbroken() -> None:
     asked = lines.index("1. Write a Python function that sorts a list of numbers. (openai API)")
     assert lines[asked + 1] == "Here is a function [that] sorts."
     assert "2. 如何在 Linux 服务器上安装和配置 Docker 容器？ (ollama API)" in lines
+
+
+def test_a_core_stays_free() -> None:
+    """The demo shares the machine with other programs: all cores but one compute, and never none."""
+    assert [_threads(cores) for cores in (1, 2, 8)] == [1, 1, 7]

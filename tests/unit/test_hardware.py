@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -39,8 +41,16 @@ def test_memory_and_cores() -> None:
     """RAM, physical cores and the limit on locked memory of this very machine."""
     found = hardware.probe()
     assert found.ram_total_bytes >= found.ram_available_bytes > 0
-    assert found.cores_physical >= 1
+    assert 1 <= found.cores_physical <= (os.cpu_count() or 1)
     assert found.memlock_limit_bytes is None or found.memlock_limit_bytes >= 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says which CPUs a process may use")
+def test_cores_that_may_not_be_used_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a container or under taskset, no more cores than were allowed."""
+    monkeypatch.setattr(hardware.psutil, "cpu_count", lambda logical: 64)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 3, 5})
+    assert hardware.probe().cores_physical == 3
 
 
 def test_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
