@@ -114,7 +114,7 @@ class Settings(BaseSettings):
     ready_timeout_s: float = Field(600.0, gt=0)
     hold_timeout_s: float = Field(600.0, gt=0, description="how long a request waits for the model to load")
     drain_s: float = Field(30.0, ge=0, description="how long running streams may go on after SIGTERM")
-    max_in_flight: int = Field(64, ge=1, description="requests accepted at once, waiting ones included")
+    max_in_flight: int = Field(512, ge=1, description="requests accepted at once, waiting ones included")
     access_log: Literal["off", "text", "json"] = Field("off", description="a line per request, on stdout")
     cache_dir: Path = Field(default_factory=lambda: platformdirs.user_cache_path(APP))
     state_dir: Path = Field(default_factory=lambda: platformdirs.user_state_path(APP))

@@ -12,7 +12,9 @@ MoeProxyError
 ├── RequestError          the HTTP request is wrong                          exit 2, 400
 │   ├── UnauthorizedError no API key, or a wrong one                                 401
 │   ├── ForbiddenError    Host, Origin or target is not allowed                      403
-│   ├── ModelNotFoundError                                                           404
+│   ├── NotFoundError     no such route or file                                      404
+│   │   └── ModelNotFoundError
+│   ├── WrongMethodError  the route is there, and takes other methods                405
 │   ├── BodyStalledError                                                             408
 │   ├── BodyTooLargeError                                                            413
 │   └── UnsupportedError  understood, and not offered                                501
@@ -102,11 +104,21 @@ class ForbiddenError(RequestError):
     openai_type = "permission_error"
 
 
-class ModelNotFoundError(RequestError):
-    """No model of that name is served."""
+class NotFoundError(RequestError):
+    """There is no such route, or nothing behind it."""
 
     http_status = 404
     openai_type = "not_found_error"
+
+
+class ModelNotFoundError(NotFoundError):
+    """No model of that name is served."""
+
+
+class WrongMethodError(RequestError):
+    """The route is there, and takes other methods."""
+
+    http_status = 405
 
 
 class BodyStalledError(RequestError):

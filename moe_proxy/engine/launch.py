@@ -93,7 +93,7 @@ def launch_of(inputs: LaunchInputs) -> Launch:
     """Argv and environment for ``inputs``. Raises ConfigError when ``extra`` names a flag that is ours."""
     refuse_our_flags(inputs.extra)
     argv = [str(inputs.server), "--host", str(inputs.socket), "--model", str(inputs.model)]
-    argv += ["--alias", inputs.alias, "--jinja", "--metrics", "--slots", "--no-ui", "--offline"]
+    argv += ["--alias", inputs.alias, "--jinja", "--metrics", "--slots", "--offline"]
     argv += _size_flags(inputs)
     argv += _placement_flags(inputs)
     argv += inputs.extra

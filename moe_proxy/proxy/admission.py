@@ -14,6 +14,7 @@ from moe_proxy.errors import BusyError, MoeProxyError, NotRunningError
 from moe_proxy.metrics import Metrics
 from moe_proxy.proxy.context import Limits
 from moe_proxy.proxy.keep_alive import KeepAlive
+from moe_proxy.proxy.notices import Notices
 
 logger = logging.getLogger(__name__)
 
@@ -47,11 +48,15 @@ class Ticket:
 
 
 class Admission:
-    """The queue in front of the engine, and the end of it all. ``limits`` may be changed at any time."""
+    """The queue in front of the engine, and the end of it all. ``limits`` may be changed at any time.
+
+    ``notices`` are what its operator was told of requests.
+    """
 
     def __init__(self, limits: Limits, metrics: Metrics, keep_alive: KeepAlive) -> None:
         self.keep_alive = keep_alive
         self.limits = limits
+        self.notices = Notices()
         self._metrics = metrics
         self._tickets: set[Ticket] = set()
         self._idle = asyncio.Event()
@@ -91,16 +96,23 @@ class Admission:
 
     def follow_up(self, step: str, work: Coroutine[object, object, None]) -> None:
         """Run ``work`` beside the requests, under an owner: shutdown waits for it, its failure is counted."""
-        task = asyncio.create_task(self._guarded(step, work), name=f"follow-up: {step}")
+        task = asyncio.create_task(self._followed(step, work), name=f"follow-up: {step}")
         self._follow_ups.add(task)
         task.add_done_callback(self._follow_ups.discard)
 
-    async def _guarded(self, step: str, work: Coroutine[object, object, None]) -> None:
-        try:
+    async def _followed(self, step: str, work: Coroutine[object, object, None]) -> None:
+        with self.beside(step):
             await work
-        except Exception:
+
+    @contextmanager
+    def beside(self, step: str) -> Iterator[None]:
+        """Inside is a step that no answer may depend on: what it raises is counted, and logged once."""
+        try:
+            yield
+        except Exception as error:
+            # The one place that stops whatever comes: what works here was handed in, and may be anybody's.
             self._metrics.step_failed(step)
-            logger.exception("step %s failed; the request did not notice", step)
+            self.notices.say(f"step {step} failed, and no request with it: {type(error).__name__}", error)
 
     async def drain(self, timeout_s: float) -> None:
         """Let nobody in, wait for the running requests up to ``timeout_s``, then cut those that are left."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,8 +23,6 @@ from moe_proxy.proxy.context import ProxyContext
 from moe_proxy.proxy.replies import Family, family_of
 from moe_proxy.proxy.security import origin_allowed
 from moe_proxy.proxy.upstream import Upstream
-
-logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
@@ -117,7 +114,7 @@ class Exchange:
         classifier = self.context.classifier
         if classifier is None:
             return None
-        try:
+        with self.admission.beside("classify"):
             text = prompts.text_in(self.path, value)
             if text is None:
                 return None
@@ -125,19 +122,13 @@ class Exchange:
                 return self._counted(classifier.classify(text))
             answer = asyncio.to_thread(classifier.classify, text)
             return self._counted(await asyncio.wait_for(answer, self.context.limits.classify_s))
-        except Exception:
-            self.context.metrics.step_failed("classify")
-            logger.exception("classifier %s failed; request %s goes on without", classifier.name, self.id)
-            return None
+        return None
 
     @contextmanager
     def observed(self, classification: Classification | None) -> Iterator[None]:
         """Tell the observer that the request begins, and, whatever happens, that it has ended."""
-        try:
+        with self.admission.beside("observe"):
             self.context.observer.begin(self.id, self.path, classification)
-        except Exception:
-            self.context.metrics.step_failed("observe")
-            logger.exception("the observer failed at the begin of request %s", self.id)
         try:
             yield
         finally:

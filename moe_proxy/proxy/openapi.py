@@ -92,6 +92,8 @@ _ROUTES: tuple[tuple[str, str, str, str, str, tuple[str, ...]], ...] = (
     ("post", "/apply-template", "The prompt of a chat", "Chat", "", (_JSON,)),
     ("get", "/props", "llama-server's properties", "", "", (_JSON,)),
     ("get", "/slots", "llama-server's slots", "", "", (_JSON,)),
+    ("get", "/ui", "llama-server's own page, where it was built in", "", "", ("text/html",)),
+    ("get", "/ui/{name}", "A file of that page", "", "", ("text/html",)),
     ("get", "/api/version", "Version of the Ollama API that is spoken", "", "Version", (_JSON,)),
     ("get", "/api/tags", "The served model", "", "OllamaModels", (_JSON,)),
     ("get", "/api/ps", "The served model, while it is loaded", "", "OllamaModels", (_JSON,)),

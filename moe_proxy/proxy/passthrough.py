@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from moe_proxy.errors import EngineGoneError, MoeProxyError
+from moe_proxy.errors import EngineGoneError, MoeProxyError, NotFoundError
 from moe_proxy.proxy.exchange import Exchange
 from moe_proxy.proxy.ollama import models
 from moe_proxy.proxy.relay import relay
@@ -39,6 +40,9 @@ _TERMINALS: Mapping[str, tuple[bytes, ...]] = {
 # The engine has said itself what went wrong; nothing is to be added.
 _ERRORS = (b'\ndata: {"error"', b"\nevent: error", b"\nerror:")
 _LONGEST_MARK = 40
+
+_PAGE = "/ui"
+_FILE = re.compile(r"/[^/]*\.(?:css|gif|html|ico|jpg|js|json|map|png|svg|txt|wasm|webmanifest|webp|woff2?)$")
 
 
 def forwarded_headers(headers: CIMultiDictProxy[str], request_id: str, has_body: bool) -> CIMultiDict[str]:
@@ -103,6 +107,32 @@ async def read(exchange: Exchange) -> web.StreamResponse:
         headers = forwarded_headers(exchange.request.headers, exchange.id, has_body=False)
         opening = exchange.upstream.send("GET", exchange.target, headers, None)
         return await relay(exchange, ticket, opening, SseForm(exchange.path, exchange.family), patient=False)
+
+
+async def page(exchange: Exchange) -> web.StreamResponse:
+    """GET of llama-server's own page and of the files that belong to it, where they were built in.
+
+    Its files have an extension, which none of llama-server's routes has: none of them is reached this way.
+    """
+    if exchange.path == _PAGE and not exchange.request.path.endswith("/"):
+        # The page names its files and routes relative to where it lies.
+        return web.Response(status=308, headers={"Location": f"{_PAGE}/"})
+    target = exchange.path.removeprefix(_PAGE) or "/"
+    absent = NotFoundError(f"there is no {exchange.path}", "this llama-server was built without its page")
+    if target != "/" and not _FILE.search(target):
+        raise absent
+    with exchange.admission.admitted():
+        headers = forwarded_headers(exchange.request.headers, exchange.id, has_body=False)
+        # These are stored compressed, and llama-server refuses whoever does not take them so.
+        headers["Accept-Encoding"] = exchange.request.headers.get("Accept-Encoding", "identity")
+        answer = await exchange.upstream.send("GET", target, headers, None)
+        try:
+            if answer.status == 404:
+                raise absent
+            body = await answer.read()
+        finally:
+            answer.close()
+    return web.Response(status=answer.status, body=body, headers=returned_headers(answer.headers))
 
 
 class SseForm:

@@ -77,7 +77,8 @@ async def relay(
                     return form.whole(answer, body)
                 raise refusal(answer.status, body)
             while data := await answer.chunk():
-                await stream.write(form.feed(data))
+                said = form.feed(data)
+                await (stream.write(said) if said else stream.not_silent())
             await stream.write(form.end())
     except MoeProxyError as error:
         ticket.failed = error.http_status >= 500
@@ -100,6 +101,7 @@ class _Stream:
         self._exchange = exchange
         self._form = form
         self._spoken = False
+        self._sent_s = exchange.started_s
         # Proxies between us and the client must neither gather nor keep a stream.
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no", "Content-Type": form.content_type}
         self.response = web.StreamResponse(headers=headers)
@@ -116,15 +118,25 @@ class _Stream:
             timeout_s = limits.keep_alive_s
 
     async def write(self, data: bytes) -> None:
-        """Send bytes that come from the model; waits while the client is slow."""
+        """Send bytes that come from the model, if there are any; waits while the client is slow."""
         if data:
             if not self._spoken:
                 self._spoken = True
                 self._exchange.first_token()
             await self.send(data)
 
+    async def not_silent(self) -> None:
+        """A sign of life, if nothing of what the engine said lately was for the client.
+
+        A tool call goes out whole, and may take minutes to write; llama-server's own pings are swallowed.
+        """
+        limit_s = self._exchange.context.limits.keep_alive_s
+        if self._exchange.context.clocks.monotonic_s() - self._sent_s > limit_s:
+            await self.send(self._form.keep_alive())
+
     async def send(self, data: bytes) -> None:
         """Send bytes, after the head if it was not sent yet."""
+        self._sent_s = self._exchange.context.clocks.monotonic_s()
         if not self.response.prepared:
             self._exchange.committed = True
             self._exchange.stamp(self.response)

@@ -10,7 +10,6 @@ from aiohttp import web
 from moe_proxy.errors import (
     BusyError,
     EngineError,
-    ForbiddenError,
     MoeProxyError,
     NotRunningError,
     UnauthorizedError,
@@ -89,9 +88,7 @@ def json_reply(value: object, status: int = 200) -> web.Response:
 
 
 def error_reply(family: Family, error: MoeProxyError) -> web.Response:
-    """The whole reply for ``error``. To Ollama's clients, a refused host or origin is a bare 403."""
-    if family is Family.OLLAMA and isinstance(error, ForbiddenError):
-        return web.Response(status=error.http_status)
+    """The whole reply for ``error``."""
     reply = json_reply(error_value(family, error), status_of(family, error))
     seconds = retry_after_s(error)
     if seconds is not None:

@@ -46,11 +46,11 @@ def check_head(head: Head, policy: SecurityPolicy) -> None:
     # Without a Host header no browser is at work, and only a browser can be led here against its user's will.
     for authority in (*head.hosts, *_authority_of(head.target)):
         if not host_allowed(authority, policy):
-            raise ForbiddenError(f"host {authority!r} is not allowed", "add it to the allowed hosts")
+            raise ForbiddenError(f"host {authority[:80]!r} is not allowed", "add it to allowed_hosts")
     if head.origin is not None:
         own = f"{head.hosts[0]}" if head.hosts else ""
         if not origin_allowed(head.origin, policy, own):
-            raise ForbiddenError(f"origin {head.origin!r} is not allowed", "add it to the allowed origins")
+            raise ForbiddenError(f"origin {head.origin[:80]!r} is not allowed", "add it to allowed_origins")
     elif head.fetch_site == "cross-site":
         raise ForbiddenError("a page of another site asked without saying which")
 

@@ -13,7 +13,13 @@ from urllib.parse import unquote
 
 from aiohttp import web
 
-from moe_proxy.errors import MoeProxyError, RequestError
+from moe_proxy.errors import (
+    ForbiddenError,
+    MoeProxyError,
+    NotFoundError,
+    RequestError,
+    WrongMethodError,
+)
 from moe_proxy.proxy import passthrough, status
 from moe_proxy.proxy.admission import Admission
 from moe_proxy.proxy.context import ProxyContext
@@ -22,7 +28,7 @@ from moe_proxy.proxy.front_page import front_page
 from moe_proxy.proxy.keep_alive import KeepAlive
 from moe_proxy.proxy.ollama import embeddings
 from moe_proxy.proxy.ollama import routes as ollama
-from moe_proxy.proxy.replies import Family, error_reply, error_value, json_reply
+from moe_proxy.proxy.replies import error_reply
 from moe_proxy.proxy.security import Head, check_head, check_key, normal_path
 from moe_proxy.proxy.upstream import Upstream
 
@@ -62,6 +68,7 @@ ROUTES: Mapping[str, Mapping[str, Endpoint]] = {
     "/apply-template": {"POST": passthrough.forward},
     "/props": {"GET": passthrough.read},
     "/slots": {"GET": passthrough.read},
+    "/ui": {"GET": passthrough.page},
     "/api/version": {"GET": ollama.version},
     "/api/tags": {"GET": ollama.tags},
     "/api/ps": {"GET": ollama.ps},
@@ -79,6 +86,7 @@ ROUTES: Mapping[str, Mapping[str, Endpoint]] = {
 # One more segment after these names something.
 NAMED_ROUTES: Mapping[str, Mapping[str, Endpoint]] = {
     "/v1/models": {"GET": status.openai_model},
+    "/ui": {"GET": passthrough.page},
     "/api/blobs": {"POST": ollama.refused, "GET": ollama.refused},
 }
 
@@ -101,6 +109,11 @@ class Live:
         self.context = context
         self.routes = _with_open(ROUTES, OPENABLE, context.open_routes)
         self.named_routes = _with_open(NAMED_ROUTES, NAMED_OPENABLE, context.open_routes)
+
+    def path_of(self, path: str) -> str:
+        """``path``; for one that llama-server's page asks for below its own, the path of the route itself."""
+        route = path.removeprefix("/ui")
+        return route if path.startswith("/ui/") and route in self.routes else path
 
 
 LIVE = web.AppKey("live", Live)
@@ -147,7 +160,7 @@ async def _connected(app: web.Application) -> AsyncIterator[None]:
 
 async def _dispatch(request: web.Request) -> web.StreamResponse:
     app = request.app
-    path = normal_path(request.raw_path)
+    path = app[LIVE].path_of(normal_path(request.raw_path))
     exchange = Exchange(request, app[LIVE].context, app[ADMISSION], app[_UPSTREAM], path)
     clocks, metrics = exchange.context.clocks, exchange.context.metrics
     code = _CLIENT_GONE
@@ -183,18 +196,22 @@ async def _answer(exchange: Exchange) -> web.StreamResponse:
             check_key(request.headers, exchange.path, exchange.context.security)
         methods = _methods(exchange, exchange.request.app[LIVE])
         if methods is None:
-            return _plain_error(exchange.family, 404, f"there is no route {exchange.path}")
+            raise NotFoundError(f"there is no route {exchange.path}")
         if request.method == "OPTIONS":
             return _options(request, methods)
         endpoint = methods.get("GET" if request.method == "HEAD" else request.method)
         if endpoint is None:
-            reply = _plain_error(exchange.family, 405, f"{exchange.path} does not take {request.method}")
+            error = WrongMethodError(f"{exchange.path} does not take {request.method}")
+            reply = error_reply(exchange.family, error)
             reply.headers["Allow"] = _allowed(methods)
             return reply
         return await endpoint(exchange)
     except MoeProxyError as error:
         if exchange.committed:
             raise
+        if isinstance(error, ForbiddenError):
+            # Whoever set this up sees a tool that does not work, and rarely what it was answered.
+            exchange.admission.notices.say(f"a request was refused: {error}; see docs/config.md")
         return error_reply(exchange.family, error)
     except (ConnectionError, asyncio.CancelledError):
         raise
@@ -245,11 +262,3 @@ def _options(request: web.Request, methods: Mapping[str, Endpoint]) -> web.Respo
 def _allowed(methods: Mapping[str, Endpoint]) -> str:
     head = ("HEAD",) if "GET" in methods else ()
     return ", ".join((*methods, *head, "OPTIONS"))
-
-
-def _plain_error(family: Family, code: int, message: str) -> web.Response:
-    error = RequestError(message)
-    error.http_status = code
-    if code == 404:
-        error.openai_type = "not_found_error"
-    return json_reply(error_value(family, error), code)

@@ -7,7 +7,6 @@ means that a request sent now would be computed.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Mapping
 
 from aiohttp import web
@@ -18,8 +17,6 @@ from moe_proxy.proxy import openapi
 from moe_proxy.proxy.exchange import Exchange
 from moe_proxy.proxy.ollama import models
 from moe_proxy.proxy.replies import json_reply
-
-logger = logging.getLogger(__name__)
 
 # An engine in the middle of a long batch answers when it is through; whoever scrapes does not wait for that.
 _ENGINE_METRICS_S = 1.0
@@ -64,11 +61,8 @@ async def prometheus(exchange: Exchange) -> web.StreamResponse:
     """GET /metrics. Without the statistics, what the proxy counts itself is still there."""
     context = exchange.context
     numbers: Mapping[str, object] = {}
-    try:
+    with exchange.admission.beside("stats"):
         numbers = await context.stats()
-    except Exception:
-        context.metrics.step_failed("stats")
-        logger.exception("no statistics for /metrics")
     body = context.metrics.render(numbers) + metrics.engine_lines(await _engine_metrics(exchange))
     return web.Response(body=body, headers={"Content-Type": metrics.CONTENT_TYPE})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 
 from aiohttp import web
 from fake_llama_answers import prompt_text
@@ -116,6 +117,18 @@ async def metrics(request: web.Request) -> web.Response:
     return web.Response(text=text + f"llamacpp:tokens_predicted_total {fake.counters['tokens']}\n")
 
 
+PAGE = {
+    "/": ("text/html", b"<!doctype html><script src=./_app/start.js></script>"),
+    "/_app/start.js": ("text/javascript", b"fetch('./props')"),
+}
+
+
 async def unknown(request: web.Request) -> web.Response:
-    """Any other route: not there, said in JSON."""
+    """Any other route: a file of its page, stored compressed, or not there, said in JSON."""
+    if request.app[FAKE].switches.page and request.path in PAGE:
+        if "gzip" not in request.headers.get("Accept-Encoding", ""):
+            return web.Response(status=415, text="Error: gzip is not supported by this browser")
+        kind, data = PAGE[request.path]
+        headers = {"Content-Encoding": "gzip", "Content-Type": kind, "ETag": '"1"'}
+        return web.Response(body=gzip.compress(data), headers=headers)
     return error(404, "File Not Found", "not_found_error")

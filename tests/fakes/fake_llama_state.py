@@ -39,6 +39,7 @@ class Switches:
     reply: str = REPLY  # cut into tokens at spaces
     reasoning: str = ""  # sent as reasoning_content before the reply
     tool_call: bool = False  # when the request has tools, call the first one
+    page: bool = False  # the page of its own is built in
     pager: bool = True  # False: every /experts route answers 501
     embed_limit: int = 0  # texts with more words are refused as over the batch; 0: none is
     embed_hang: bool = False  # embeddings never answer

@@ -23,6 +23,7 @@ from moe_proxy.proxy.server import make_app
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "fakes"))
 
+from fake_llama_info import PAGE as PAGE
 from fake_llama_server import Fake, parse
 from fake_llama_server import make_app as make_fake_app
 

@@ -35,7 +35,7 @@ def value(argv: tuple[str, ...], flag: str) -> str:
 
 
 def test_what_is_always_there() -> None:
-    """Socket, model, alias and the routes that the proxy reads; no TCP port, no page, no network."""
+    """Socket, model, alias and the routes that the proxy reads; no TCP port, no network."""
     launch = launch_of(INPUTS)
     assert launch.argv[0] == "/c/bin/llama-server"
     assert launch.socket == Path("/r/engine.sock")
@@ -43,7 +43,7 @@ def test_what_is_always_there() -> None:
     assert value(launch.argv, "--model") == "/m/x.gguf"
     assert value(launch.argv, "--alias") == "x"
     assert value(launch.argv, "--fit") == "off"
-    assert {"--jinja", "--metrics", "--slots", "--no-ui", "--offline"} <= set(launch.argv)
+    assert {"--jinja", "--metrics", "--slots", "--offline"} <= set(launch.argv)
     assert "--port" not in launch.argv
 
 

@@ -30,9 +30,10 @@ async def test_embed() -> None:
         assert body["embeddings"][0] != body["embeddings"][1]
         assert body["prompt_eval_count"] == 2
         assert body["total_duration"] > 0
-        assert await _ask(proxy, "/api/embed", {"input": []}) == (
-            200, {"model": "planted-moe", "embeddings": []},
-        )  # fmt: skip
+        for empty in ([], "", None):
+            assert await _ask(proxy, "/api/embed", {"input": empty}) == (
+                200, {"model": "planted-moe", "embeddings": []},
+            )  # fmt: skip
 
 
 async def test_dimensions() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tests.support.surface import DIGEST, BackendState, Surface, card, eventuall
 
 HELLO: Any = [{"role": "user", "content": "write code"}]
 CHAT = {"model": "planted-moe", "messages": HELLO}
+SERVED = "this server has planted-moe:latest"
 TOOLS: list[Any] = [
     {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
 ]
@@ -96,7 +98,8 @@ async def test_ollama_client_sees_errors() -> None:
         client = ollama.AsyncClient(host=proxy.url)
         with pytest.raises(ollama.ResponseError) as caught:
             await client.chat("other", HELLO)
-        assert (caught.value.status_code, caught.value.error) == (404, "model 'other' not found")
+        assert caught.value.status_code == 404
+        assert caught.value.error == "model 'other' not found: this server has planted-moe:latest"
         with pytest.raises(ollama.ResponseError, match="the fake failed"):
             async for _ in await client.chat("planted-moe", HELLO, stream=True):
                 pass
@@ -123,8 +126,10 @@ async def test_stream_by_default_and_content_types() -> None:
     ("path", "body", "status", "error"),
     [
         ("/api/chat", {}, 400, "model is required"),
-        ("/api/chat", {**CHAT, "model": "m"}, 404, "model 'm' not found"),
-        ("/api/show", {"name": "m"}, 404, "model 'm' not found"),
+        ("/api/chat", {**CHAT, "model": "m"}, 404, f"model 'm' not found: {SERVED}"),
+        ("/api/show", {"name": "m"}, 404, f"model 'm' not found: {SERVED}"),
+        ("/api/embed", {"model": "m"}, 404, f'model "m" not found, try pulling it first: {SERVED}'),
+        ("/api/embeddings", {"model": "m"}, 404, f'model "m" not found, try pulling it first: {SERVED}'),
         ("/api/chat", {**CHAT, "options": {"num_ctx": "x"}}, 400, 'option "num_ctx" must be of type integer'),
         ("/api/create", {}, 501, "not supported by moe-proxy"),
         ("/api/push", {}, 501, "not supported by moe-proxy"),
@@ -292,3 +297,34 @@ async def test_held_requests() -> None:
             last = _lines(await response.read())[-1]
         assert last["done"] is True
         assert last["load_duration"] > 10_000_000
+
+
+async def test_a_long_tool_call_keeps_the_client() -> None:
+    """A call goes out whole; while the engine writes it, the client gets empty chunks, never a blank line."""
+    body = {**CHAT, "tools": TOOLS}
+    switches = ("--tool-call", "--reply", "")
+    async with (
+        surface(*switches, "--hang-after-chunks", "2", limits=Limits(keep_alive_s=0)) as proxy,
+        proxy.http.post(proxy.url + "/api/chat", json=body) as response,
+    ):
+        line = _lines(await response.content.readline())[0]
+        assert line["message"] == {"role": "assistant", "content": ""}
+        assert not line["done"]
+        response.close()
+    async with surface(*switches) as proxy:
+        _, _, answer = await proxy.post("/api/chat", body)
+        assert [line["done"] for line in _lines(answer)] == [False, True]
+
+
+async def test_what_is_ignored_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Unknown options, a num_ctx that is too large, a keep_alive that is not heeded: ignored, and logged."""
+    body = {**CHAT, "stream": False, "options": {"num_ctx": 32768, "mirror": 1}, "keep_alive": "5m"}
+    async with surface() as proxy:
+        for _ in range(3):
+            assert (await proxy.post("/api/chat", body))[0] == 200
+    said = sorted(record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING)
+    assert said == [
+        "a request to /api/chat: num_ctx 32768 is ignored: the model runs with 4096",
+        "a request to /api/chat: option 'mirror' is unknown and ignored",
+        "keep_alive of requests is ignored, the model stays loaded: see keep_alive_policy",
+    ]

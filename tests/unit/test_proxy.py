@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import io
 import json
+import logging
 import socket
 from collections.abc import Mapping
 from datetime import datetime
@@ -83,15 +84,19 @@ async def test_named_domain() -> None:
         assert "X-Moe-Domain" not in proxy.fake.requests[0].headers
 
 
-async def test_side_steps_never_fail_a_request() -> None:
-    """A failing classifier or observer is counted, and the client does not notice."""
+async def test_side_steps_never_fail_a_request(caplog: pytest.LogCaptureFixture) -> None:
+    """A failing classifier or observer is counted and logged once, and the client does not notice."""
     async with surface() as proxy:
         proxy.classifier.fails = proxy.observer.fails = True
-        assert (await proxy.post("/v1/chat/completions", CHAT))[0] == 200
-        await eventually(lambda: proxy.observer.ended)
+        for _ in range(3):
+            assert (await proxy.post("/v1/chat/completions", CHAT))[0] == 200
+        await eventually(lambda: len(proxy.observer.ended) == 3)
         await eventually(
-            lambda: proxy.context.metrics.requests()["step_failures"] == {"classify": 1, "observe": 2}
+            lambda: proxy.context.metrics.requests()["step_failures"] == {"classify": 3, "observe": 6}
         )
+    said = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert ["classify" in record.getMessage() for record in said] == [True, False]
+    assert all(record.exc_info for record in said)
 
 
 async def test_a_slow_classifier_holds_nobody_up() -> None:

@@ -78,6 +78,35 @@ async def test_configured_host_and_origin() -> None:
             )  # fmt: skip
 
 
+@pytest.mark.parametrize("path", ["/api/chat", "/v1/chat/completions", "/v1/messages"])
+async def test_a_refusal_says_what_to_do(path: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A refused host or origin is named to the client in its form, and once to the operator."""
+    async with surface() as proxy:
+        for headers, value, setting in (
+            ({"Host": "moe.example"}, "'moe.example'", "allowed_hosts"),
+            ({"Origin": "https://chat.example"}, "'https://chat.example'", "allowed_origins"),
+        ):
+            caplog.clear()
+            for _ in range(3):
+                status, _, body = await proxy.post(path, CHAT, headers=headers)
+                error = json.loads(body)["error"]
+                message = error if path.startswith("/api/") else error["message"]
+                assert (status, value in message, setting in message) == (403, True, True)
+            (said,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+            assert value in said
+            assert setting in said
+
+
+async def test_refusals_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """Any web page can be refused under as many names as it likes; the log ends saying so."""
+    async with surface() as proxy:
+        for number in range(300):
+            assert (await proxy.get("/api/tags", headers={"Host": f"{number}.example"}))[0] == 403
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 201
+    assert "no more are logged" in said[-1]
+
+
 @pytest.mark.parametrize("origin", ["https://evil.com", "null", "http://localhost.evil.com"])
 async def test_foreign_origin_on_a_simple_post(origin: str) -> None:
     """Any disallowed Origin is 403 before the handler: a simple POST, which no preflight announces, too."""

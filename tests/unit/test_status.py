@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ import pytest
 from moe_proxy.access import key_digest
 from moe_proxy.metrics import engine_lines
 from moe_proxy.proxy.context import SecurityPolicy
-from tests.support.surface import BackendState, card, surface
+from tests.support.surface import PAGE, BackendState, card, surface
 
 BROWSER = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 
@@ -39,12 +41,40 @@ async def test_front_page_without_a_key() -> None:
         assert (status, b"The model is ready." in body, b"planted" in body) == (200, True, False)
 
 
-@pytest.mark.parametrize("path", ["/ui/", "/ui", "/ui/index.html", "/index.html"])
-async def test_no_page_of_the_engine(path: str) -> None:
-    """/ui/ is llama-server's own page when it was built in, else 404: ours is built without."""
-    async with surface() as proxy:
-        assert (await proxy.get(path, headers=BROWSER))[0] == 404
+async def test_page_of_the_engine() -> None:
+    """/ui/ is llama-server's own page when it was built in; what it asks for below /ui/ is answered by us."""
+    async with surface("--page") as proxy:
+        async with proxy.http.get(proxy.url + "/ui", allow_redirects=False) as response:
+            assert (response.status, response.headers["Location"]) == (308, "/ui/")
+        browser = {**BROWSER, "Accept-Encoding": "gzip, br"}
+        for path, (kind, data) in PAGE.items():
+            status, headers, body = await proxy.get(f"/ui{path}", headers=browser)
+            assert (status, gzip.decompress(body)) == (200, data)
+            assert (headers["Content-Type"], headers["Content-Encoding"]) == (kind, "gzip")
+            assert headers["ETag"] == '"1"'
+        assert (await proxy.get("/ui/", headers={"Accept-Encoding": "identity"}))[0] == 415
+        _, _, body = await proxy.get("/ui/v1/models")
+        assert json.loads(body)["data"][0]["owned_by"] == "moe-proxy"
+        chat: Any = {"messages": [{"role": "user", "content": "x"}]}
+        assert (await proxy.post("/ui/v1/chat/completions", chat))[0] == 200
+        assert (await proxy.get("/ui/props"))[0] == 200
+        assert [seen.path for seen in proxy.fake.requests] == [*PAGE, "/", "/v1/chat/completions", "/props"]
+
+
+@pytest.mark.parametrize("switch", ["--page", "--no-page"])
+async def test_the_page_opens_nothing_else(switch: str) -> None:
+    """What is closed stays closed below /ui/ as well, and without a page there is a 404 that says why."""
+    async with surface(switch) as proxy:
+        for path in ("/experts", "/experts/prior", "/experts/stats", "/moe-set-domain", "/lora-adapters"):
+            assert (await proxy.get(f"/ui{path}"))[0] == 404
+            assert (await proxy.post(f"/ui{path}", {}))[0] in (404, 405)
+        assert (await proxy.post("/ui/props", {}))[0] == 405
+        assert (await proxy.get("/_app/start.js"))[0] == 404
         assert proxy.fake.requests == []
+        status, _, body = await proxy.get("/ui/_app/other.js")
+        assert (status, b"built without its page" in body) == (404, True)
+        if switch == "--no-page":
+            assert (await proxy.get("/ui/", headers=BROWSER))[0] == 404
 
 
 async def test_metrics_of_the_engine() -> None:

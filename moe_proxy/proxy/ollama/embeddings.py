@@ -20,6 +20,7 @@ from moe_proxy.proxy.replies import dump, json_reply, refusal
 
 Vector = list[float]
 
+_UNKNOWN = 'model "{}" not found, try pulling it first'
 _BATCH_SIZE = re.compile(r"too large to process\..*\(current batch size: (\d+)\)", re.DOTALL)
 _CONTEXT_SIZE = re.compile(r"context size \((\d+)\s+tokens\)")
 
@@ -37,9 +38,9 @@ async def embed(exchange: Exchange) -> web.StreamResponse:
     """POST /api/embed: vectors of length 1."""
     with exchange.admission.admitted() as ticket:
         _, body = await exchange.json_object()
-        model = models.check_ollama(exchange.context, body.get("model"))
-        given = body.get("input")
-        texts = [given] if isinstance(given, str) else given or []
+        model = models.check_ollama(exchange.context, body.get("model"), _UNKNOWN)
+        given = body.get("input") or []
+        texts = [given] if isinstance(given, str) else given
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
             raise RequestError("input must be a string or an array of strings")
         dimensions = body.get("dimensions") or None
@@ -65,7 +66,7 @@ async def embeddings(exchange: Exchange) -> web.StreamResponse:
     """POST /api/embeddings, the older form: one text, its vector as it is."""
     with exchange.admission.admitted() as ticket:
         _, body = await exchange.json_object()
-        models.check_ollama(exchange.context, body.get("model"))
+        models.check_ollama(exchange.context, body.get("model"), _UNKNOWN)
         prompt = body.get("prompt") or ""
         if not isinstance(prompt, str):
             raise RequestError("prompt must be a string")

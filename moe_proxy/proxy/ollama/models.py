@@ -46,12 +46,15 @@ def is_served(card: ModelCard, name: str) -> bool:
     return any(wanted == tagged(known) for known in (card.name, card.header.stem, *card.aliases))
 
 
-def check_ollama(context: ProxyContext, name: object) -> str:
-    """The requested name, to be echoed. Raises RequestError (none given) and ModelNotFoundError."""
+def check_ollama(context: ProxyContext, name: object, unknown: str = "model '{}' not found") -> str:
+    """The requested name, to be echoed. Raises RequestError (none given) and ModelNotFoundError.
+
+    ``unknown`` is how the route says that it has no such model; Ollama's have two ways.
+    """
     if not isinstance(name, str) or not name.strip():
         raise RequestError("model is required")
     if context.unknown_model == "strict" and not is_served(context.model, name):
-        raise ModelNotFoundError(f"model '{name}' not found")
+        raise ModelNotFoundError(unknown.format(name), f"this server has {listed_name(context.model)}")
     return name
 
 

@@ -6,7 +6,6 @@ The translation itself is in ``request`` and ``response``; what is said of the m
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable, Mapping
 
 from aiohttp import web
@@ -21,8 +20,6 @@ from moe_proxy.proxy.passthrough import forwarded_headers
 from moe_proxy.proxy.relay import Opening, relay
 from moe_proxy.proxy.replies import Family, dump, error_value, json_reply, refusal
 from moe_proxy.proxy.upstream import Answer
-
-logger = logging.getLogger(__name__)
 
 Json = Mapping[str, object]
 Translate = Callable[[str, Json, request.ModelFacts], request.Translation]
@@ -93,9 +90,11 @@ async def _generate(exchange: Exchange, translate: Translate, *, is_chat: bool) 
         facts = _facts(exchange.context)
         translation = await exchange.aside(len(raw), lambda: translate(model, body, facts))
         for warning in translation.warnings:
-            logger.info("request %s: %s", exchange.id, warning)
+            exchange.admission.notices.say(f"a request to {exchange.path}: {warning}")
         if not exchange.admission.keep_alive.asked(translation.keep_alive_s) and not translation.unloads:
-            logger.debug("request %s: keep_alive is ignored: the model stays loaded", exchange.id)
+            exchange.admission.notices.say(
+                "keep_alive of requests is ignored, the model stays loaded: see keep_alive_policy"
+            )
         translator = Translator(Reply(model, is_chat, exchange.started_ns), exchange.context.clocks)
         if translation.call is None:
             return await _load(exchange, ticket, translation, translator)
