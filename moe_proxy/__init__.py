@@ -6,9 +6,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from moe_proxy.domains.base import Classification
+    from moe_proxy.runtime import AsyncHybridMoERuntime, HybridMoERuntime
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "classify"]
+__all__ = ["AsyncHybridMoERuntime", "HybridMoERuntime", "__version__", "classify"]
+
+_OF_RUNTIME = frozenset({"AsyncHybridMoERuntime", "HybridMoERuntime"})
 
 
 def classify(text: str) -> Classification:
@@ -21,3 +24,12 @@ def classify(text: str) -> Classification:
     from moe_proxy.domains.choice import default_classifier
 
     return default_classifier().classify(text)
+
+
+def __getattr__(name: str) -> object:
+    """The runtimes, imported when somebody first asks for one: `import moe_proxy` stays cheap."""
+    if name in _OF_RUNTIME:
+        from moe_proxy import runtime
+
+        return getattr(runtime, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,6 +1,7 @@
 """Owns the wiring: the only place where objects of different parts meet.
 
-``serve`` runs until it is told to stop; ``collect_map`` runs an engine without an HTTP surface.
+``serve`` runs until it is told to stop; ``surface`` and ``running_engine`` are its parts, for whoever needs
+no port or no HTTP surface.
 """
 
 from __future__ import annotations
@@ -10,12 +11,10 @@ import contextlib
 import hashlib
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-import aiohttp
 
 from moe_proxy import __version__
 from moe_proxy.activity import Activity
@@ -24,7 +23,6 @@ from moe_proxy.domains.base import DOMAINS
 from moe_proxy.engine.control import EngineControl, PriorFeed
 from moe_proxy.engine.launch import LaunchInputs, launch_of
 from moe_proxy.engine.supervisor import EngineStatus, Launch, Supervisor, SupervisorLimits
-from moe_proxy.errors import EngineError
 from moe_proxy.instance import InstancePaths, RunningProxy, claimed, start_time_s, write_record
 from moe_proxy.learning import Learning, learned_path
 from moe_proxy.live import Reloading, with_settings
@@ -38,10 +36,8 @@ from moe_proxy.proxy.ollama.models import capabilities_of
 from moe_proxy.proxy.server import change, make_app
 from moe_proxy.report import Report
 from moe_proxy.routing.active import ActiveRequests
-from moe_proxy.routing.collect import collect
-from moe_proxy.routing.labelled import Unfinished
 from moe_proxy.routing.learner import Learner
-from moe_proxy.routing.router_map import ModelKey, RouterMap
+from moe_proxy.routing.router_map import ModelKey
 from moe_proxy.served import Served
 
 
@@ -67,7 +63,7 @@ def _launch(served: Served, server: Path, paths: InstancePaths, engine_args: tup
 
 
 @dataclass(frozen=True)
-class _Engine:
+class Engine:
     """A supervised llama-server and the two ways to its pager."""
 
     supervisor: Supervisor
@@ -76,9 +72,9 @@ class _Engine:
 
 
 @asynccontextmanager
-async def _engine(
+async def running_engine(
     served: Served, server: Path, paths: InstancePaths, engine_args: tuple[str, ...] = ()
-) -> AsyncIterator[_Engine]:
+) -> AsyncIterator[Engine]:
     """A llama-server that is being started; stopped at the end of the context."""
     limits = SupervisorLimits(ready_timeout_s=served.settings.ready_timeout_s)
     async with EngineControl(paths.socket) as control, PriorFeed(control) as feed:
@@ -95,32 +91,28 @@ async def _engine(
             on_ready=repeat_prior,
         )
         async with supervisor:
-            yield _Engine(supervisor, control, feed)
+            yield Engine(supervisor, control, feed)
 
 
-async def serve(
-    served: Served,
-    server: Path,
-    paths: InstancePaths,
-    engine_args: tuple[str, ...],
-    announce: Callable[[str], None],
-    load: Callable[[], Settings],
-) -> None:
-    """Serve until SIGTERM or SIGINT; the second of them cuts what is still running.
+@dataclass(frozen=True)
+class Surface:
+    """A supervised engine, and the context of an HTTP surface in front of it."""
 
-    ``announce`` is told where the proxy listens and when it is ready, ``load`` reads the settings anew for
-    SIGHUP. Raises EngineStartError when the model
-    cannot be loaded, ConfigError when the port cannot be had.
+    supervisor: Supervisor
+    context: ProxyContext
+
+
+@asynccontextmanager
+async def surface(
+    served: Served, server: Path, paths: InstancePaths, engine_args: tuple[str, ...] = ()
+) -> AsyncIterator[Surface]:
+    """All that stands behind the HTTP surface of one served model; ended at the end of the context.
+
+    The engine is being started. The folders of ``paths`` must be there. Raises ConfigError for the keys.
     """
     settings = served.settings
-    stopping, hurrying = asyncio.Event(), asyncio.Event()
-
-    def on_signal() -> None:
-        (hurrying if stopping.is_set() else stopping).set()
-
     async with AsyncExitStack() as stack:
-        stack.enter_context(claimed(paths))
-        engine = await stack.enter_async_context(_engine(served, server, paths, engine_args))
+        engine = await stack.enter_async_context(running_engine(served, server, paths, engine_args))
         active = ActiveRequests(
             served.router_map if settings.pager else None,
             kappa=settings.prior_kappa,
@@ -160,7 +152,32 @@ async def serve(
             unload=engine.supervisor.rest,
             keep_alive=KeepAlivePolicy(settings.keep_alive_policy == "obey", settings.keep_alive_s),
         )
-        context = await asyncio.to_thread(with_settings, context, settings)
+        yield Surface(engine.supervisor, await asyncio.to_thread(with_settings, context, settings))
+
+
+async def serve(
+    served: Served,
+    server: Path,
+    paths: InstancePaths,
+    engine_args: tuple[str, ...],
+    announce: Callable[[str], None],
+    load: Callable[[], Settings],
+) -> None:
+    """Serve until SIGTERM or SIGINT; the second of them cuts what is still running.
+
+    ``announce`` is told where the proxy listens and when it is ready, ``load`` reads the settings anew for
+    SIGHUP. Raises EngineStartError when the model cannot be loaded, ConfigError when the port cannot be had.
+    """
+    settings = served.settings
+    stopping, hurrying = asyncio.Event(), asyncio.Event()
+
+    def on_signal() -> None:
+        (hurrying if stopping.is_set() else stopping).set()
+
+    async with AsyncExitStack() as stack:
+        stack.enter_context(claimed(paths))
+        behind = await stack.enter_async_context(surface(served, server, paths, engine_args))
+        context = behind.context
         app = make_app(context)
         listening = await listen(app, settings.host, settings.port)
         reloading = await stack.enter_async_context(
@@ -171,7 +188,7 @@ async def serve(
             loop.add_signal_handler(name, on_signal)
 
         def on_hangup() -> None:
-            engine.supervisor.reopen_log()
+            behind.supervisor.reopen_log()
             reloading.ask()
 
         loop.add_signal_handler(signal.SIGHUP, on_hangup)
@@ -182,9 +199,9 @@ async def serve(
         stack.callback(paths.record.unlink, missing_ok=True)
         announce(f"Listening on {listening.url}; loading {served.alias}.")
         try:
-            await _until(stopping, engine.supervisor, settings.ready_timeout_s, announce)
+            await _until(stopping, behind.supervisor, settings.ready_timeout_s, announce)
         finally:
-            await _end(listening, engine.supervisor, hurrying)
+            await _end(listening, behind.supervisor, hurrying)
 
 
 async def _until(
@@ -265,69 +282,3 @@ class Backend:
     async def ready(self, timeout_s: float) -> None:
         """Return once requests can be sent. Raises EngineError."""
         await self.supervisor.ready(timeout_s)
-
-
-@dataclass(frozen=True)
-class _Collecting:
-    """An engine that answers prompts one by one and tells what they used."""
-
-    session: aiohttp.ClientSession
-    control: EngineControl
-    tokens: int
-
-    async def complete(self, text: str, request_id: str) -> None:
-        """Answer ``text`` as a chat of one turn."""
-        body = {
-            "messages": [{"role": "user", "content": text}],
-            "max_tokens": self.tokens,
-            "temperature": 0,
-            "cache_prompt": False,
-        }
-        headers = {"X-Moe-Request": request_id}
-        async with self.session.post(
-            "http://engine/v1/chat/completions", json=body, headers=headers
-        ) as response:
-            if response.status != 200:
-                raise EngineError(
-                    f"the engine refused a prompt with status {response.status}", await response.text()
-                )
-            await response.read()
-
-    async def usage(self, request_id: str) -> Mapping[str, object]:
-        """Attributed counts of one prompt and its answer."""
-        return await self.control.usage(request=request_id)
-
-
-async def collect_map(
-    served: Served,
-    server: Path,
-    paths: InstancePaths,
-    prompts: Mapping[str, tuple[str, ...]],
-    source: str,
-    tokens: int,
-    unfinished: Unfinished,
-    progress: Callable[[str, float], None],
-) -> RouterMap:
-    """The router map of ``prompts``; ``tokens`` are generated after each.
-
-    ``source`` says in the map where they are from. Goes on from ``unfinished``, and keeps it up to date.
-    """
-    key = ModelKey.of(served.layout)
-    made = {"tool": "moe-proxy collect", "version": __version__, "source": source}
-
-    async def keep(so_far: RouterMap, done: int) -> None:
-        await asyncio.to_thread(unfinished.save, so_far, done)
-
-    async with _engine(served, server, paths) as engine:
-        await engine.supervisor.ready(served.settings.ready_timeout_s)
-        connector = aiohttp.UnixConnector(str(paths.socket))
-        async with aiohttp.ClientSession(connector=connector) as session:
-            return await collect(
-                _Collecting(session, engine.control, tokens),
-                prompts,
-                key,
-                made=made,
-                progress=lambda done, total: progress("prompts", done / total),
-                begun=await asyncio.to_thread(unfinished.begun, key),
-                keep=keep,
-            )

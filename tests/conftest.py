@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -134,3 +136,25 @@ def fake_server(tmp_path: Path) -> Iterator[Path]:
     """An executable that behaves like llama-server, or misbehaves as FAKE_LLAMA_SWITCHES says."""
     with _wrapper(tmp_path) as path:
         yield path
+
+
+@pytest.fixture
+def runtime_place(
+    own_folders: None,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    cache_dir: Path,
+) -> Iterator[Path]:
+    """The runtime folder of a library's user, short enough for sockets; at the end nothing lies in it."""
+    folder = tmp_path_factory.mktemp("r")
+    monkeypatch.setenv("MOE_PROXY_RUNTIME_DIR", str(folder))
+    monkeypatch.setenv("MOE_PROXY_CACHE_DIR", str(cache_dir))
+    yield folder
+    assert list(folder.iterdir()) == []
+    assert "moe-proxy-runtime" not in {thread.name for thread in threading.enumerate()}
+
+
+@pytest.fixture
+def runtime_arguments(runtime_place: Path, fake_server: Path) -> dict[str, Any]:
+    """How a HybridMoERuntime of the fake is made; ``engine_args`` are its switches."""
+    return {"model": "planted-moe", "engine": fake_server}

@@ -11,9 +11,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from moe_proxy.app import collect_map
 from moe_proxy.cli.build import progress_report
 from moe_proxy.cli.serve import engine_for_start, examined
+from moe_proxy.collecting import collect_map
 from moe_proxy.config import load_settings
 from moe_proxy.errors import ConfigError
 from moe_proxy.files import check_writable, write_text

@@ -25,6 +25,7 @@ from moe_proxy.cli.build import built_engine, progress_report
 from moe_proxy.cli.client import find_proxy, get_json, paths_of
 from moe_proxy.cli.options import serving_options
 from moe_proxy.config import Settings, load_settings
+from moe_proxy.engine.build import check_server
 from moe_proxy.engine.launch import refuse_our_flags
 from moe_proxy.engine.recipe import BuildRequest
 from moe_proxy.errors import ConfigError, EngineStartError, NotRunningError
@@ -55,11 +56,7 @@ def check_port_is_free(settings: Settings, paths: InstancePaths) -> None:
 def engine_for_start(settings: Settings, source: Path | None, console: Console) -> Path:
     """The llama-server to run: the one the settings name, or our own build, made now if need be."""
     if settings.engine is not None:
-        if not settings.engine.is_file() or not os.access(settings.engine, os.X_OK):
-            raise ConfigError(
-                f"{settings.engine} is not an executable file", "name a llama-server with --engine, or none"
-            )
-        return settings.engine
+        return check_server(settings.engine)
     request = BuildRequest(cache_dir=settings.cache_dir, source=source, cuda=settings.gpu)
     return built_engine(request, console).server
 

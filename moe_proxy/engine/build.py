@@ -21,7 +21,7 @@ from moe_proxy.engine.recipe import BuildRequest, definitions, inputs_of, key_of
 from moe_proxy.engine.source import Progress, read_pin
 from moe_proxy.engine.toolchain import Toolchain, check_disk, find_toolchain, output_of
 from moe_proxy.engine.tree import prepare_tree
-from moe_proxy.errors import BuildError
+from moe_proxy.errors import BuildError, ConfigError
 from moe_proxy.files import write_text
 from moe_proxy.resources import data_path
 
@@ -55,6 +55,15 @@ def engine_for(request: BuildRequest) -> EngineBuild | None:
         return _finished(request, {**inputs, "compiler": find_toolchain(request.cuda).compiler_version})
     except BuildError:
         return _built_elsewhere(request, inputs)
+
+
+def check_server(path: Path) -> Path:
+    """``path``, a llama-server that somebody named. Raises ConfigError when it is no program."""
+    if not path.is_file() or not os.access(path, os.X_OK):
+        raise ConfigError(
+            f"{path} is not an executable file", "name a llama-server as the engine, or none at all"
+        )
+    return path
 
 
 def build_engine(request: BuildRequest, progress: Progress) -> EngineBuild:

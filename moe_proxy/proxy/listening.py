@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import ipaddress
 import logging
+import os
 import socket
 from collections.abc import Sequence
+from pathlib import Path
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -36,7 +38,10 @@ _logger.addFilter(_NotTheClientsFault())
 
 
 class Listening:
-    """A running server of ``app``. ``port`` is the bound one; ``addresses`` are those it listens on."""
+    """A running server of ``app``. ``port`` is the bound one; ``addresses`` are those it listens on.
+
+    On a Unix socket the port is 0 and the address a path.
+    """
 
     def __init__(self, app: web.Application, runner: web.AppRunner, sites: Sequence[web.SockSite], port: int,
                  addresses: tuple[str, ...]) -> None:  # fmt: skip
@@ -77,7 +82,22 @@ async def serve(app: web.Application, host: str, port: int) -> Listening:
 
     Raises ConfigError when the port is taken or the address is not this machine's.
     """
-    bound = _bind(host, port)
+    return await _serving(app, _bind(host, port))
+
+
+async def serve_unix(app: web.Application, path: Path) -> Listening:
+    """Listen on a new Unix socket at ``path``, for this user alone. Raises OSError."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(str(path))
+        os.chmod(path, 0o600)  # noqa: PTH101 - of a socket, at once
+    except BaseException:
+        listener.close()
+        raise
+    return await _serving(app, [listener])
+
+
+async def _serving(app: web.Application, bound: list[socket.socket]) -> Listening:
     runner = web.AppRunner(
         app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0, logger=_logger
     )
@@ -92,6 +112,8 @@ async def serve(app: web.Application, host: str, port: int) -> Listening:
         await runner.cleanup()
         raise
     names = [listener.getsockname() for listener in bound]
+    if isinstance(names[0], str):
+        return Listening(app, runner, sites, 0, tuple(names))
     return Listening(app, runner, sites, names[0][1], tuple(name[0] for name in names))
 
 
