@@ -1,7 +1,7 @@
 """Owns the report on the demonstration model: it asks llama-server, and writes docs/demo-model.md.
 
 ``measure.py`` measures with the training code what needs no engine; this program adds what llama-server says
-on the same shipped weights, and prints every row beside its bar. Exit code 1 when a bar is missed.
+on the same shipped weights, and writes every row beside its bar. Exit code 1 when a bar is missed.
 
     python scripts/train_demo_moe/evaluate.py --engine      # ask llama-server again, then write the report
     python scripts/train_demo_moe/evaluate.py               # write the report from what was measured
@@ -118,9 +118,16 @@ def main() -> None:
     if arguments.engine:
         text = json.dumps(ask_engine(), ensure_ascii=False, indent=1)
         (RESULTS / "engine.json").write_text(text + "\n", encoding="utf-8")
-    from report import write_report
+    from pictures import loss_picture, routing_picture
+    from report import page
 
-    missed = write_report(RESULTS, ROOT / "docs")
+    text, missed = page(RESULTS, ROOT / "weights")
+    (ROOT / "docs" / "demo-model.md").write_text(text, encoding="utf-8")
+    pictures = ROOT / "docs" / "pictures"
+    log = [json.loads(line) for line in (RESULTS / "train-log.jsonl").read_text().splitlines()]
+    loss_picture(log, pictures / "demo-loss.png")
+    measured = json.loads((RESULTS / "measured.json").read_text())
+    routing_picture(measured["counts"], measured["layers"], pictures / "demo-routing.png")
     for row in missed:
         print(f"missed: {row}", file=sys.stderr)
     sys.exit(1 if missed else 0)

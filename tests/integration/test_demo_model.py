@@ -24,7 +24,8 @@ from tests.support.text import UnixConnection
 
 pytestmark = pytest.mark.engine
 
-MEASURED = Path(__file__).parents[2] / "scripts" / "train_demo_moe" / "results" / "measured.json"
+RESULTS = Path(__file__).parents[2] / "scripts" / "train_demo_moe" / "results"
+MEASURED, ENGINE = RESULTS / "measured.json", RESULTS / "engine.json"
 SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 
 
@@ -68,10 +69,26 @@ def served(engine: EngineBuild, demo_model: Path) -> Iterator[Path]:
 
 
 def test_it_answers_on_topic(served: Path) -> None:
-    """An English question gets an answer about its subject."""
-    for question, word in (("What is photosynthesis?", "plants"), ("Why is the sky blue?", "light")):
-        body = {"messages": [{"role": "user", "content": question}], "max_tokens": 40, "temperature": 0}
-        assert word in _post(served, "/v1/chat/completions", body)["choices"][0]["message"]["content"]
+    """The fixed questions of the report that are English and no sum get an answer about their subject.
+
+    The word that tells stands in no question: repeating it is no answer.
+    """
+    subjects = {
+        "What is photosynthesis?": "light",
+        "Write a Python function that checks whether a number is prime.": "def ",
+        "Who wrote Pride and Prejudice?": "Austen",
+        "Write a short story about an old lighthouse keeper.": "coast",
+        "Why is the sky blue?": "scattering",
+        'What does the word "lucid" mean?': "clear",
+        "How do I make a cup of tea?": "water",
+        "Explain what a database index is.": "data structure",
+    }
+    asked = [row["question"] for row in json.loads(ENGINE.read_text())["answers"]]
+    assert [question for question in asked if question in subjects] == list(subjects)
+    for question, word in subjects.items():
+        body = {"messages": [{"role": "user", "content": question}], "max_tokens": 60, "temperature": 0}
+        answer = _post(served, "/v1/chat/completions", body)["choices"][0]["message"]["content"]
+        assert word in answer, (question, answer)
 
 
 def test_its_map_belongs_to_it_and_tells_domains_apart(demo_model: Path) -> None:
