@@ -1,4 +1,4 @@
-"""Owns the pictures of docs/demo-model.md: the training loss, and who picks which expert. It measures nothing."""
+"""Owns the pictures of docs/demo-model.md: training loss, routing by domain. It measures nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Owns the text of docs/demo-model.md: figures and tables from the result files. It measures and writes nothing."""
+"""Owns the text of docs/demo-model.md: figures and tables from the result files. It measures nothing."""
 
 from __future__ import annotations
 
@@ -100,9 +100,9 @@ def _freshness(overlap: dict[str, dict[str, float]], domains: list[str]) -> list
     return [
         "## How new the held-out text is",
         "",
-        "Documents are held out whole, but texts of one kind resemble each other: licence headers, and most of all"
-        " exercises that fill a template. Share of the held-out text, in lines of at least 20 characters, whose"
-        " line also stands in the training text:",
+        "Documents are held out whole, but texts of one kind resemble each other: licence headers, and most"
+        " of all exercises that fill a template. Share of the held-out text, in lines of at least 20"
+        " characters, whose line also stands in the training text:",
         "",
         "| domain | the same line | the same but for its numbers |",
         "|---|---|---|",
@@ -142,8 +142,8 @@ def page(results: Path, weights: Path) -> tuple[str, list[str]]:
         ),
         "",
         "Perplexity and routing are from the training code in single precision, on the shipped weights and"
-        " documents that were never trained on; the dense twin is the wheel's own model, measured alike. Windows"
-        " of 1,024 tokens that do not overlap.",
+        " documents that were never trained on; the dense twin is the wheel's own model, measured alike."
+        " Windows of 1,024 tokens that do not overlap.",
         "",
         "![Routing by domain](pictures/demo-routing.png)",
         "",
