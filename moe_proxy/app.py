@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,6 +38,7 @@ from moe_proxy.report import Report
 from moe_proxy.routing.active import ActiveRequests
 from moe_proxy.routing.learner import Learner
 from moe_proxy.routing.router_map import ModelKey
+from moe_proxy.sd_notify import ServiceNotifier
 from moe_proxy.served import Served
 
 
@@ -170,6 +171,7 @@ async def serve(
     """
     settings = served.settings
     stopping, hurrying = asyncio.Event(), asyncio.Event()
+    notifier = ServiceNotifier(os.environ)
 
     def on_signal() -> None:
         (hurrying if stopping.is_set() else stopping).set()
@@ -181,7 +183,9 @@ async def serve(
         app = make_app(context)
         listening = await listen(app, settings.host, settings.port)
         reloading = await stack.enter_async_context(
-            Reloading(settings, context, load, lambda changed: change(app, changed), announce)
+            Reloading(
+                settings, context, load, lambda changed: change(app, changed), announce, notifier.reloading
+            )
         )
         loop = asyncio.get_running_loop()
         for name in (signal.SIGTERM, signal.SIGINT):
@@ -198,23 +202,33 @@ async def serve(
         write_record(paths, record)
         stack.callback(paths.record.unlink, missing_ok=True)
         announce(f"Listening on {listening.url}; loading {served.alias}.")
+        await notifier.loading(served.alias)
+
+        async def say_ready() -> None:
+            announce("Ready.")
+            await notifier.ready(f"{served.alias} on {listening.url}")
+
         try:
-            await _until(stopping, behind.supervisor, settings.ready_timeout_s, announce)
+            await _until(stopping, behind.supervisor, settings.ready_timeout_s, say_ready)
         finally:
+            await notifier.stopping()
             await _end(listening, behind.supervisor, hurrying)
 
 
 async def _until(
-    stopping: asyncio.Event, supervisor: Supervisor, timeout_s: float, announce: Callable[[str], None]
+    stopping: asyncio.Event,
+    supervisor: Supervisor,
+    timeout_s: float,
+    say_ready: Callable[[], Awaitable[None]],
 ) -> None:
-    """Return when told to stop. Raises EngineStartError when the engine does not come up the first time."""
+    """Return when told to stop; ``say_ready`` once. Raises EngineStartError when the first start fails."""
     stop = asyncio.create_task(stopping.wait())
     ready = asyncio.create_task(supervisor.ready(timeout_s))
     try:
         await asyncio.wait((stop, ready), return_when=asyncio.FIRST_COMPLETED)
         if ready.done():
             ready.result()
-            announce("Ready.")
+            await say_ready()
             await stop
     finally:
         for task in (stop, ready):

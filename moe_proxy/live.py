@@ -9,7 +9,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from types import TracebackType
 
@@ -68,7 +68,8 @@ class Reloading(AbstractAsyncContextManager["Reloading"]):
     """The task that reads the settings anew whenever it is asked to, one time after the other.
 
     ``load`` reads them (it may block and raise ConfigError), ``change`` is given the new context, and
-    ``announce`` a line about what came of it. Wrong settings change nothing.
+    ``announce`` a line about what came of it. Wrong settings change nothing. ``around`` is
+    entered for as long as one reading takes.
     """
 
     def __init__(
@@ -78,12 +79,14 @@ class Reloading(AbstractAsyncContextManager["Reloading"]):
         load: Callable[[], Settings],
         change: Callable[[ProxyContext], None],
         announce: Callable[[str], None],
+        around: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
     ) -> None:
         self._running = running
         self._context = context
         self._load = load
         self._change = change
         self._announce = announce
+        self._around = around
         self._asked = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -106,19 +109,21 @@ class Reloading(AbstractAsyncContextManager["Reloading"]):
         while True:
             await self._asked.wait()
             self._asked.clear()
-            try:
-                wanted = await asyncio.to_thread(self._load)
-                context = await asyncio.to_thread(with_settings, self._context, wanted)
-            except ConfigError as error:
-                self._announce(f"Settings not reloaded, the old ones hold: {error}.")
-                continue
-            except Exception:
-                logger.exception("settings not reloaded, the old ones hold")
-                continue
-            self._change(context)
-            later = needing_restart(self._running, wanted)
-            self._announce(
-                f"Settings reloaded; needing a restart: {', '.join(later)}."
-                if later
-                else "Settings reloaded."
-            )
+            async with self._around():
+                await self._reload()
+
+    async def _reload(self) -> None:
+        try:
+            wanted = await asyncio.to_thread(self._load)
+            context = await asyncio.to_thread(with_settings, self._context, wanted)
+        except ConfigError as error:
+            self._announce(f"Settings not reloaded, the old ones hold: {error}.")
+            return
+        except Exception:
+            logger.exception("settings not reloaded, the old ones hold")
+            return
+        self._change(context)
+        later = needing_restart(self._running, wanted)
+        self._announce(
+            f"Settings reloaded; needing a restart: {', '.join(later)}." if later else "Settings reloaded."
+        )

@@ -14,6 +14,7 @@ import click
 from moe_proxy import __version__
 from moe_proxy.cli.build import build
 from moe_proxy.cli.classify import classify
+from moe_proxy.cli.completion import completion
 from moe_proxy.cli.config import config
 from moe_proxy.cli.demo import demo
 from moe_proxy.cli.doctor import doctor
@@ -38,6 +39,7 @@ for command in (
     build,
     classify,
     collect,
+    completion,
     config,
     demo,
     doctor,
