@@ -42,7 +42,8 @@ from moe_proxy.sd_notify import ServiceNotifier
 from moe_proxy.served import Served
 
 
-def _launch(served: Served, server: Path, paths: InstancePaths, engine_args: tuple[str, ...]) -> Launch:
+def launch_for(served: Served, server: Path, paths: InstancePaths, engine_args: tuple[str, ...]) -> Launch:
+    """How llama-server is started for ``served``. Raises ConfigError for arguments that are ours."""
     settings = served.settings
     return launch_of(
         LaunchInputs(
@@ -85,7 +86,7 @@ async def running_engine(
             feed.repeat()
 
         supervisor = Supervisor(
-            _launch(served, server, paths, engine_args),
+            launch_for(served, server, paths, engine_args),
             runtime_dir=paths.runtime,
             log_path=paths.engine_log,
             limits=limits,

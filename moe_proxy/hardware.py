@@ -20,17 +20,25 @@ _UNLIMITED_BYTES = 2**63 - 1
 _PROCESS = Path("/proc/self/status")
 # Position of CAP_IPC_LOCK in the sets of /proc/PID/status; see capabilities(7).
 _CAP_IPC_LOCK = 14
+# One lane of PCIe, by generation, after its line code.
+_LANE_BYTES_PER_S = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One NVIDIA GPU; ``compute_capability`` is "9.0", or "" where the driver does not say."""
+    """One NVIDIA GPU; ``compute_capability`` is "9.0", or "" where the driver does not say.
+
+    ``vram_bytes_per_s`` and ``link_bytes_per_s`` are what clock, width and PCIe generation give at most; 0
+    where the driver does not say.
+    """
 
     index: int
     name: str
     vram_total_bytes: int
     vram_free_bytes: int
     compute_capability: str
+    vram_bytes_per_s: float = 0.0
+    link_bytes_per_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -125,7 +133,37 @@ def _gpu(index: int) -> Gpu | None:
     else:
         capability = f"{major}.{minor}"
     text = name.decode(errors="replace") if isinstance(name, bytes) else str(name)
-    return Gpu(index, text, int(memory.total), int(memory.free), capability)
+    return Gpu(
+        index,
+        text,
+        int(memory.total),
+        int(memory.free),
+        capability,
+        vram_bytes_per_s=_vram_bytes_per_s(handle),
+        link_bytes_per_s=_link_bytes_per_s(handle),
+    )
+
+
+def _vram_bytes_per_s(handle: object) -> float:
+    """Memory clock times bus width, two transfers a clock; 0 where the driver does not say."""
+    try:
+        clock_mhz = pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_MEM)
+        bits = pynvml.nvmlDeviceGetMemoryBusWidth(handle)
+    except pynvml.NVMLError as error:
+        logger.debug("no memory clock: %s", error)
+        return 0.0
+    return float(2 * clock_mhz * 1e6 * bits / 8)
+
+
+def _link_bytes_per_s(handle: object) -> float:
+    """PCIe generation times lanes, as card and slot allow; 0 where the driver does not say."""
+    try:
+        generation = pynvml.nvmlDeviceGetMaxPcieLinkGeneration(handle)
+        lanes = pynvml.nvmlDeviceGetMaxPcieLinkWidth(handle)
+    except pynvml.NVMLError as error:
+        logger.debug("no PCIe link: %s", error)
+        return 0.0
+    return float(_LANE_BYTES_PER_S.get(generation, 0.0) * lanes)
 
 
 def _shut_down() -> None:

@@ -9,18 +9,26 @@ from typing import Literal
 
 from moe_proxy.errors import ConfigError
 from moe_proxy.hardware import Hardware
+from moe_proxy.model.footprint import Footprint
 from moe_proxy.model.layout import ModelLayout
 
 _MIB = 2**20
 _GIB = 2**30
 _RESERVE_BYTES = 2 * _GIB
-"""Left to the KV cache, compute buffers, the proxy and the rest of the machine when no budget is given."""
+"""Left to the context, the proxy and the rest of the machine when no budget is given; more for a context that
+leaves less than _REST_BYTES of it to the others."""
+_REST_BYTES = _GIB
 
 _VRAM_SPARE_BYTES = _GIB // 2
 """Left of the free VRAM to the desktop and other programs when no budget is given."""
-_VRAM_CONTEXT_BYTES = 2 * _GIB
-"""The driver's context, KV cache and compute buffers, for the question whether a whole model fits. The engine
-measures what they really take before it makes frames."""
+DRIVER_BYTES = _GIB // 2
+"""What the driver takes for a process that computes; an estimate, cards differ."""
+ENGINE_RESERVE_BYTES = _GIB // 4
+"""What the engine leaves free of its VRAM budget for what is taken while it computes."""
+BATCH = 512
+"""Tokens of a prompt that llama-server computes at once, unless told otherwise."""
+PAGED_BATCH = 2048
+"""The same with experts in frames: each such batch reads every expert over the link."""
 _VRAM_LEAST_BYTES = _GIB
 
 _UNITS = {"": 1, "K": 2**10, "M": _MIB, "G": _GIB, "T": 2**40}
@@ -47,6 +55,34 @@ class VramPlan:
     placement: Literal["all", "paged", "none"]
     budget_bytes: int
     others_bytes: int
+
+
+@dataclass(frozen=True)
+class Context:
+    """The context that is served: ``tokens`` in all slots together, and the types its KV cache is kept in."""
+
+    tokens: int
+    slots: int = 1
+    key_type: str = "f16"
+    value_type: str = "f16"
+
+    def kv_bytes(self, footprint: Footprint) -> int:
+        """KV cache and recurrent state. Raises ConfigError for a type."""
+        return footprint.kv_bytes(self.tokens, self.key_type, self.value_type, self.slots)
+
+    def size_bytes(self, footprint: Footprint, batch: int = BATCH) -> int:
+        """All that it takes beside the weights: KV cache, recurrent state, compute buffers."""
+        return self.kv_bytes(footprint) + footprint.compute_bytes(self.tokens, batch)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What was asked for; None for a budget leaves it to the planner."""
+
+    gpu: bool
+    context: Context
+    ram_budget: RamBudget | None = None
+    vram_budget_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -94,8 +130,26 @@ def parse_vram_budget(text: str) -> int:
     return budget.size_bytes
 
 
+def plan_of(layout: ModelLayout, footprint: Footprint, hardware: Hardware, wanted: Wanted) -> Plan:
+    """Where the experts live, as ``wanted``. Raises ConfigError for what this machine cannot do."""
+    context_bytes = wanted.context.size_bytes(footprint)
+    if not wanted.gpu:
+        if wanted.vram_budget_bytes is not None:
+            raise ConfigError(
+                "a VRAM budget needs a GPU", "start with --gpu as well, or leave --vram-budget out"
+            )
+        return plan(layout, hardware, wanted.ram_budget, context_bytes)
+    if not hardware.gpus:
+        raise ConfigError("no NVIDIA GPU was found", "start with --cpu, or see what nvidia-smi says")
+    return plan_gpu(layout, hardware, wanted.ram_budget, wanted.vram_budget_bytes, context_bytes)
+
+
 def plan_gpu(
-    layout: ModelLayout, hardware: Hardware, ram_budget: RamBudget | None, vram_budget_bytes: int | None
+    layout: ModelLayout,
+    hardware: Hardware,
+    ram_budget: RamBudget | None,
+    vram_budget_bytes: int | None,
+    context_bytes: int,
 ) -> Plan:
     """Where the experts of ``layout`` live when the first GPU of ``hardware`` computes them.
 
@@ -117,10 +171,10 @@ def plan_gpu(
             f"{layout.name} without its experts takes {_size(layout.dense_bytes)}, more than {vram}",
             "raise --vram-budget, or start with --cpu",
         )
-    if layout.dense_bytes + experts + _VRAM_CONTEXT_BYTES <= budget:
+    if layout.dense_bytes + experts + context_bytes + DRIVER_BYTES <= budget:
         reason = f"all {_size(experts)} of experts fit into {vram} beside the dense weights and the context"
         return Plan(experts, experts, True, reason, VramPlan("all", budget, others))
-    in_ram = plan(layout, hardware, ram_budget, dense_in_ram=False)
+    in_ram = plan(layout, hardware, ram_budget, dense_in_ram=False)  # nor is the context
     if not in_ram.experts_fit:
         reason = f"{in_ram.reason}; too little RAM to pin all experts, so the CPU computes them"
         return replace(in_ram, reason=reason, vram=VramPlan("none", budget, others))
@@ -131,12 +185,17 @@ def plan_gpu(
 
 
 def plan(
-    layout: ModelLayout, hardware: Hardware, ram_budget: RamBudget | None, dense_in_ram: bool = True
+    layout: ModelLayout,
+    hardware: Hardware,
+    ram_budget: RamBudget | None,
+    context_bytes: int = 0,
+    dense_in_ram: bool = True,
 ) -> Plan:
     """How much RAM the experts of ``layout`` may take on ``hardware``.
 
     Without a budget: all experts if they fit beside the dense part (unless a GPU holds that) and a reserve
-    of 2 GiB, else what is left. A budget that was asked for is kept, up to all experts.
+    of 2 GiB (or the context and 1 GiB, if that is more), else what is left. A budget that was asked for is
+    kept, up to all experts.
     """
     experts = layout.total_expert_bytes
     if ram_budget is not None:
@@ -153,10 +212,11 @@ def plan(
             reason += f"; only {_size(hardware.ram_available_bytes)} of RAM are available now"
         return Plan(budget, experts, budget >= experts, reason)
     dense = layout.dense_bytes if dense_in_ram else 0
-    left = max(hardware.ram_available_bytes - dense - _RESERVE_BYTES, 0)
-    beside = f"beside the reserve of {_size(_RESERVE_BYTES)}"
+    reserve = max(_RESERVE_BYTES, context_bytes + _REST_BYTES)
+    left = max(hardware.ram_available_bytes - dense - reserve, 0)
+    beside = f"beside the reserve of {_size(reserve)}"
     if dense:
-        beside = f"beside {_size(dense)} of dense weights and the reserve of {_size(_RESERVE_BYTES)}"
+        beside = f"beside {_size(dense)} of dense weights and the reserve of {_size(reserve)}"
     available = f"{_size(hardware.ram_available_bytes)} of available RAM"
     if experts <= left:
         return Plan(experts, experts, True, f"all {_size(experts)} of experts fit into {available} {beside}")

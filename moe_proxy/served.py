@@ -5,20 +5,23 @@ Everything that can be wrong is found here, before something slow begins. It sta
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from moe_proxy import planner
 from moe_proxy.config import Settings
 from moe_proxy.domains.base import Classifier
 from moe_proxy.domains.choice import classifier_of
 from moe_proxy.errors import ConfigError, RouterMapError
+from moe_proxy.forecast import Case, assumed
 from moe_proxy.hardware import Hardware, probe
 from moe_proxy.model.demo import DEMO_NAME
 from moe_proxy.model.demo_source import Progress, demo_path, quiet
+from moe_proxy.model.footprint import Footprint, footprint_of
 from moe_proxy.model.gguf_header import GgufHeader, read_header
 from moe_proxy.model.layout import ModelLayout, layout_of
 from moe_proxy.model.planted import PLANTED_NAME, planted_path
-from moe_proxy.planner import Plan, parse_budget, parse_vram_budget, plan, plan_gpu
+from moe_proxy.planner import Context, Plan, Wanted, parse_budget, parse_vram_budget
 from moe_proxy.resources import data_path
 from moe_proxy.routing.foreign import load_any
 from moe_proxy.routing.map_facts import keep_top
@@ -39,6 +42,9 @@ class Served:
     model: Path
     header: GgufHeader
     layout: ModelLayout
+    footprint: Footprint
+    hardware: Hardware
+    wanted: Wanted
     plan: Plan
     router_map: RouterMap | None
     classifier: Classifier
@@ -51,9 +57,8 @@ class Served:
 
     @property
     def context_length(self) -> int:
-        """Tokens of context; the KV cache of a model's full context can be larger than its experts."""
-        asked = self.settings.context_length
-        return asked if asked is not None else min(self.header.context_length or _CONTEXT, _CONTEXT)
+        """Tokens of context of one slot."""
+        return context_length(self.settings, self.header)
 
 
 def model_file(settings: Settings, progress: Progress = quiet) -> Path:
@@ -76,47 +81,87 @@ def model_file(settings: Settings, progress: Progress = quiet) -> Path:
         ) from error
 
 
-def examine(settings: Settings, progress: Progress = quiet) -> Served:
+def examine(
+    settings: Settings,
+    progress: Progress = quiet,
+    *,
+    hardware: Hardware | None = None,
+    cache_types: tuple[str, str] = ("f16", "f16"),
+    complete: bool = True,
+) -> Served:
     """Read the model and the map, and plan memory; ``progress`` is told of a model that is being made.
 
-    Raises ModelFileError, RouterMapError, ConfigError.
+    ``hardware`` stands for another machine than this one, ``cache_types`` are those of keys and values, and a
+    file that need not be ``complete`` may be its header alone: then no map is known to be of this model but
+    the one that was named. Raises ModelFileError, RouterMapError, ConfigError.
     """
     model = model_file(settings, progress)
-    header = read_header(model)
-    layout = layout_of(header)
-    hardware = probe()
+    header = read_header(model, complete=complete)
+    layout = layout_of(header, complete=complete)
+    footprint = footprint_of(header, layout)
+    hardware = hardware or probe()
+    wanted = wanted_of(settings, header, cache_types)
     router_map, notes = _router_map(settings, layout)
     return Served(
         settings=settings,
         model=model,
         header=header,
         layout=layout,
-        plan=plan_of(settings, layout, hardware),
+        footprint=footprint,
+        hardware=hardware,
+        wanted=wanted,
+        plan=planner.plan_of(layout, footprint, hardware, wanted),
         router_map=router_map,
         classifier=classifier_of(settings),
         notes=tuple(notes),
     )
 
 
-def plan_of(settings: Settings, layout: ModelLayout, hardware: Hardware) -> Plan:
+def context_length(settings: Settings, header: GgufHeader) -> int:
+    """Tokens of context of one slot; the KV cache of a model's full context can exceed its experts."""
+    asked = settings.context_length
+    return asked if asked is not None else min(header.context_length or _CONTEXT, _CONTEXT)
+
+
+def wanted_of(
+    settings: Settings, header: GgufHeader, cache_types: tuple[str, str] = ("f16", "f16")
+) -> Wanted:
+    """What ``settings`` ask of the planner. Raises ConfigError."""
+    slots = settings.slots or 1
+    return Wanted(
+        gpu=settings.gpu,
+        context=Context(context_length(settings, header) * slots, slots, *cache_types),
+        ram_budget=parse_budget(settings.ram_budget) if settings.ram_budget else None,
+        vram_budget_bytes=parse_vram_budget(settings.vram_budget) if settings.vram_budget else None,
+    )
+
+
+def plan_of(settings: Settings, header: GgufHeader, layout: ModelLayout, hardware: Hardware) -> Plan:
     """The memory plan that ``settings`` ask for. Raises ConfigError."""
-    ram = parse_budget(settings.ram_budget) if settings.ram_budget else None
-    vram = parse_vram_budget(settings.vram_budget) if settings.vram_budget else None
-    if not settings.gpu:
-        if vram is not None:
-            raise ConfigError(
-                "a VRAM budget needs a GPU", "start with --gpu as well, or leave --vram-budget out"
-            )
-        return plan(layout, hardware, ram)
-    if not hardware.gpus:
-        raise ConfigError("no NVIDIA GPU was found", "start with --cpu, or see what nvidia-smi says")
-    return plan_gpu(layout, hardware, ram, vram)
+    return planner.plan_of(layout, footprint_of(header, layout), hardware, wanted_of(settings, header))
+
+
+def case_of(served: Served, batch: int | None = None) -> Case:
+    """``served`` as a case to forecast; ``batch``: tokens computed at once, where that was asked for."""
+    return Case(
+        layout=served.layout,
+        footprint=served.footprint,
+        hardware=served.hardware,
+        wanted=served.wanted,
+        bandwidths=assumed(served.hardware),
+        router_map=served.router_map,
+        pager=served.settings.pager,
+        batch=batch,
+    )
 
 
 def _router_map(settings: Settings, layout: ModelLayout) -> tuple[RouterMap | None, list[str]]:
     """The map that was asked for, or the shipped one of this very model, with warnings about it."""
     if settings.router_map is not None:
         asked = load_any(settings.router_map, ModelKey.of(layout))
+        if not layout.fingerprint:
+            # A header alone cannot tell; everything else must agree.
+            layout = replace(layout, fingerprint=asked.model.fingerprint)
         return _cut(asked, settings), check(asked, layout)
     for path in sorted(data_path("maps").glob("*.json")):
         shipped = load(path)

@@ -21,6 +21,7 @@ from moe_proxy.cli.doctor import doctor
 from moe_proxy.cli.logs import logs
 from moe_proxy.cli.maps import collect, router_map
 from moe_proxy.cli.models import model
+from moe_proxy.cli.plan import plan
 from moe_proxy.cli.serve import start, status, stop
 from moe_proxy.cli.stats import stats
 from moe_proxy.errors import MoeProxyError
@@ -45,6 +46,7 @@ for command in (
     doctor,
     logs,
     model,
+    plan,
     router_map,
     start,
     stats,

@@ -126,8 +126,9 @@ def _model(settings: Settings, hardware: Hardware) -> list[Finding]:
     if settings.model is None:
         return []
     try:
-        layout = layout_of(read_header(model_file(settings)))
-        chosen = plan_of(settings, layout, hardware)
+        header = read_header(model_file(settings))
+        layout = layout_of(header)
+        chosen = plan_of(settings, header, layout, hardware)
     except MoeProxyError as error:
         return [Finding("fail", "model", error.message, error.hint)]
     return [Finding("ok", "model", f"{layout.name}: {chosen.reason}")]

@@ -40,7 +40,9 @@ _OPTIONS = (
     ),
     click.option("--learn/--no-learn", default=None, help="let the router map follow the traffic"),
     click.option("--classifier", metavar="NAMES", help="keyword, tfidf, embedding: asked in the order given"),
-    click.option("--ctx-size", "context_length", type=click.IntRange(min=16), help="tokens of context"),
+    click.option(
+        "--ctx-size", "--ctx", "context_length", type=click.IntRange(min=16), help="tokens of context"
+    ),
     click.option("--slots", type=click.IntRange(1, 256), help="requests computed at once"),
     click.option("--threads", type=click.IntRange(min=1), help="CPU threads"),
     click.option(

@@ -23,17 +23,19 @@ from moe_proxy.access import key_digests
 from moe_proxy.app import serve
 from moe_proxy.cli.build import built_engine, progress_report
 from moe_proxy.cli.client import find_proxy, get_json, paths_of
+from moe_proxy.cli.memory_picture import short
 from moe_proxy.cli.options import serving_options
 from moe_proxy.config import Settings, load_settings
 from moe_proxy.engine.build import check_server
 from moe_proxy.engine.launch import refuse_our_flags
 from moe_proxy.engine.recipe import BuildRequest
 from moe_proxy.errors import ConfigError, EngineStartError, NotRunningError
+from moe_proxy.forecast import forecast
 from moe_proxy.instance import InstancePaths, RunningProxy, claimed, running_proxy, runs
 from moe_proxy.model.demo import DEMO_NAME
 from moe_proxy.model.demo_source import demo_file
 from moe_proxy.proxy.listening import free_port
-from moe_proxy.served import Served, examine
+from moe_proxy.served import Served, case_of, examine
 
 _POLL_S = 0.1
 # Beyond the times that the proxy itself keeps, for starting and ending as a process.
@@ -135,7 +137,7 @@ def say(console: Console, line: str) -> None:
 def describe(served: Served, console: Console) -> None:
     """Say in a few lines what is going to run."""
     reason = served.plan.reason
-    for line in (f"{reason[:1].upper()}{reason[1:]}.", *served.notes):
+    for line in (f"{reason[:1].upper()}{reason[1:]}.", *short(forecast(case_of(served))), *served.notes):
         say(console, line)
 
 

@@ -5,18 +5,15 @@ Pure: it reads no file, no environment and no clock.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from moe_proxy.engine.supervisor import Launch
 from moe_proxy.errors import ConfigError
-from moe_proxy.planner import VramPlan
+from moe_proxy.planner import BATCH, PAGED_BATCH, VramPlan
 
 _ALL_LAYERS = 99
-_PAGED_UBATCH = 2048
-"""Tokens of a prompt that are computed at once: each such batch reads every expert over the link."""
-
 _LISTENING = "clients reach the proxy: use --host and --port before the --"
 _MODEL = "use --model before the --"
 _ENGINE_KEY = "only the proxy can reach the engine's socket; it needs no key of its own"
@@ -110,6 +107,30 @@ def refuse_our_flags(extra: tuple[str, ...]) -> None:
             raise ConfigError(f"llama-server's {argument} is set by moe-proxy", _OURS[flag])
 
 
+def value_of(arguments: Sequence[str], *flags: str) -> str | None:
+    """The value that llama-server would take for an option spelt as any of ``flags``: the last one given."""
+    found = None
+    for index, argument in enumerate(arguments):
+        flag, joined, value = argument.partition("=")
+        flag = flag.replace("_", "-") if flag.startswith("--") else flag
+        if flag in flags:
+            found = value if joined else next(iter(arguments[index + 1 : index + 2]), None)
+    return found
+
+
+def cache_types(arguments: Sequence[str]) -> tuple[str, str]:
+    """Types of the keys and of the values in the KV cache under these arguments."""
+    keys = value_of(arguments, "-ctk", "--cache-type-k")
+    values = value_of(arguments, "-ctv", "--cache-type-v")
+    return keys or "f16", values or "f16"
+
+
+def batch_of(arguments: Sequence[str]) -> int:
+    """Tokens computed at once under these arguments."""
+    given = value_of(arguments, "-ub", "--ubatch-size")
+    return int(given) if given and given.isdecimal() and int(given) > 0 else BATCH
+
+
 def _size_flags(inputs: LaunchInputs) -> list[str]:
     flags: list[str] = []
     if inputs.slots is not None:
@@ -132,7 +153,7 @@ def _placement_flags(inputs: LaunchInputs) -> list[str]:
         if inputs.vram.placement == "all":
             return flags
         if inputs.pager and inputs.vram.placement == "paged":
-            return [*flags, "--load-mode", "mmap", "--ubatch-size", str(_PAGED_UBATCH)]
+            return [*flags, "--load-mode", "mmap", "--ubatch-size", str(PAGED_BATCH)]
     under_budget = inputs.pager and inputs.ram_budget_bytes < inputs.expert_bytes
     if inputs.vram is not None or under_budget:
         flags.append("--cpu-moe")

@@ -49,17 +49,20 @@ class GgufHeader:
         return _SHARD_NAME.sub("", self.files[0].stem)
 
 
-def read_header(path: Path) -> GgufHeader:
+def read_header(path: Path, *, complete: bool = True) -> GgufHeader:
     """Read the header of ``path`` and of the other files of a split model; any of its files may be named.
+
+    Unless they must be ``complete``, the files may end where their headers do.
 
     Raises ModelFileError for a missing or unreadable file, NotGgufError for another or a damaged format,
     TruncatedError where the header or a tensor ends beyond the file, ShardMissingError for an incomplete set.
     """
-    first = read_shard(path)
+    first = read_shard(path, complete=complete)
     shards = [first]
     count = _integer(first, "split.count")
     if count > 1:
-        shards = [first if other == path else read_shard(other) for other in _shard_paths(path, count)]
+        paths = _shard_paths(path, count)
+        shards = [first if other == path else read_shard(other, complete=complete) for other in paths]
         _check_set(shards, count)
     return _merged(shards)
 

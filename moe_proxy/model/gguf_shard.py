@@ -76,8 +76,10 @@ class Shard:
     has_fim: bool
 
 
-def read_shard(path: Path) -> Shard:
-    """Read the header of ``path``. Raises ModelFileError, NotGgufError, TruncatedError."""
+def read_shard(path: Path, *, complete: bool = True) -> Shard:
+    """Read the header of ``path``; unless it must be ``complete``, the file may end where the header does.
+
+    Raises ModelFileError, NotGgufError, TruncatedError."""
     if path.is_dir():
         raise ModelFileError(f"{path} is a directory", "name the .gguf file in it")
     # Asked before it is opened: opening a pipe waits for a writer.
@@ -91,7 +93,7 @@ def read_shard(path: Path) -> Shard:
                     f"{path} is not a GGUF file (it does not begin with GGUF)", "give a .gguf model"
                 )
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                return _Reader(path, data).shard(stat.st_size, stat.st_mtime)
+                return _Reader(path, data, complete).shard(stat.st_size, stat.st_mtime)
     except FileNotFoundError:
         raise ModelFileError(f"{path} does not exist", "check the path of the model") from None
     except OSError as error:
@@ -106,6 +108,7 @@ class _Reader:
 
     path: Path
     data: mmap.mmap
+    complete: bool
     at: int = len(_MAGIC)
     metadata: dict[str, Scalar] = field(default_factory=dict)
     vocabulary_size: int = 0
@@ -142,7 +145,7 @@ class _Reader:
             raise self._damaged(f"an alignment of {alignment!r}")
         start = -(-self.at // alignment) * alignment
         end = max((start + offset + size for _, _, _, size, offset in infos), default=0)
-        if end > len(self.data):
+        if self.complete and end > len(self.data):
             raise TruncatedError(
                 f"{self.path} has {len(self.data)} bytes and its header describes {end}",
                 "the download is incomplete; download it again",

@@ -16,7 +16,7 @@ from moe_proxy.errors import ModelFileError, NotGgufError, NotMoeError, Truncate
 from moe_proxy.model.gguf_header import GgufHeader, TensorInfo
 
 # Shared experts (``_shexp``) are read for every token and belong to the dense part.
-_EXPERTS = re.compile(r"^blk\.(\d+)\.ffn_(?:gate|up|down|gate_up)_exps\.weight$")
+EXPERT_TENSOR = re.compile(r"^blk\.(\d+)\.ffn_(?:gate|up|down|gate_up)_exps\.weight$")
 _ROUTER = re.compile(r"^blk\.(\d+)\.ffn_gate_inp\.weight$")
 _TOKENIZER_KEYS = ("tokenizer.ggml.model", "tokenizer.ggml.pre")
 
@@ -25,7 +25,8 @@ _TOKENIZER_KEYS = ("tokenizer.ggml.model", "tokenizer.ggml.pre")
 class ModelLayout:
     """Experts of one model.
 
-    ``expert_bytes`` gives, for each MoE layer, the bytes of one expert with all its slabs.
+    ``expert_bytes`` gives, for each MoE layer, the bytes of one expert with all its slabs. ``fingerprint`` is
+    empty where the file ends before its router weights.
     """
 
     architecture: str
@@ -43,8 +44,8 @@ class ModelLayout:
         return self.experts * sum(self.expert_bytes.values())
 
 
-def layout_of(header: GgufHeader) -> ModelLayout:
-    """Layout of the model in ``header``.
+def layout_of(header: GgufHeader, *, complete: bool = True) -> ModelLayout:
+    """Layout of the model in ``header``; of a file that need not be ``complete``, without a fingerprint.
 
     Raises NotMoeError for a model without expert tensors, NotGgufError where its tensors contradict its
     header, TruncatedError or ModelFileError where the router weights cannot be read.
@@ -52,7 +53,7 @@ def layout_of(header: GgufHeader) -> ModelLayout:
     source = header.files[0]
     slabs: defaultdict[int, list[TensorInfo]] = defaultdict(list)
     for tensor in header.tensors:
-        if match := _EXPERTS.match(tensor.name):
+        if match := EXPERT_TENSOR.match(tensor.name):
             slabs[int(match[1])].append(tensor)
     if not slabs or header.expert_count == 0:
         raise NotMoeError(
@@ -84,7 +85,7 @@ def layout_of(header: GgufHeader) -> ModelLayout:
         experts_used=header.expert_used_count,
         expert_bytes=expert_bytes,
         dense_bytes=sum(tensor.size_bytes for tensor in header.tensors) - all_experts,
-        fingerprint=_fingerprint(header),
+        fingerprint=_fingerprint(header) if complete else "",
     )
 
 

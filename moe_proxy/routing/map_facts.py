@@ -22,6 +22,20 @@ def coverage(counts: npt.NDArray[np.int64], k: int) -> float:
     return float(np.sort(counts, axis=1)[:, -k:].sum() / total) if total else 0.0
 
 
+def share_within(picks: npt.NDArray[np.float64], expert_bytes: Sequence[int], budget_bytes: int) -> float:
+    """Share of the picks that the best experts per byte take, as many as ``budget_bytes`` hold.
+
+    ``picks``: of each expert, (layers, experts), in any unit; ``expert_bytes``: of one expert, per layer. The
+    pager's own rule: residency is global over all layers. 0 without picks.
+    """
+    sizes = np.repeat(np.asarray(expert_bytes, np.int64), picks.shape[1])
+    flat = picks.ravel()
+    order = np.argsort(-flat / sizes, kind="stable")
+    held = np.cumsum(sizes[order]) <= budget_bytes
+    total = float(flat.sum())
+    return float(flat[order][held].sum() / total) if total else 0.0
+
+
 def overlap(a: npt.NDArray[np.int64], b: npt.NDArray[np.int64]) -> float:
     """How alike two domains route, in [0, 1]: the mean over layers of ``sum_e min(p_a(e), p_b(e))``.
 

@@ -26,6 +26,10 @@ class Driver:
             "nvmlDeviceGetName": lambda handle: b"Card 0" if handle == 0 else "Card 1",
             "nvmlDeviceGetMemoryInfo": lambda handle: SimpleNamespace(total=8 * 2**30, free=6 * 2**30),
             "nvmlDeviceGetCudaComputeCapability": lambda handle: (8, handle),
+            "nvmlDeviceGetMaxClockInfo": lambda handle, kind: 7501,
+            "nvmlDeviceGetMemoryBusWidth": lambda handle: 192,
+            "nvmlDeviceGetMaxPcieLinkGeneration": lambda handle: 4,
+            "nvmlDeviceGetMaxPcieLinkWidth": lambda handle: 16,
         }
         for name, answer in answers.items():
             monkeypatch.setattr(pynvml, name, self._raise if name in broken else answer)
@@ -54,12 +58,17 @@ def test_cores_that_may_not_be_used_do_not_count(monkeypatch: pytest.MonkeyPatch
 
 
 def test_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """GPUs with name, memory and compute capability; the library is closed again."""
+    """GPUs with name, memory, compute capability and bandwidths; the library is closed again.
+
+    The clock and width are those of an RTX 3060, of which 360 GB/s are published, on PCIe 4 x16.
+    """
     driver = Driver(monkeypatch)
+    speeds = (2 * 7501e6 * 192 / 8, 16 * 1.969e9)
     assert hardware.probe().gpus == (
-        hardware.Gpu(0, "Card 0", 8 * 2**30, 6 * 2**30, "8.0"),
-        hardware.Gpu(1, "Card 1", 8 * 2**30, 6 * 2**30, "8.1"),
+        hardware.Gpu(0, "Card 0", 8 * 2**30, 6 * 2**30, "8.0", *speeds),
+        hardware.Gpu(1, "Card 1", 8 * 2**30, 6 * 2**30, "8.1", *speeds),
     )
+    assert 359e9 < speeds[0] < 361e9
     assert driver.closed == 1
 
 
@@ -71,6 +80,8 @@ def test_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         ("nvmlDeviceGetHandleByIndex", 0),
         ("nvmlDeviceGetMemoryInfo", 0),
         ("nvmlDeviceGetCudaComputeCapability", 2),
+        ("nvmlDeviceGetMaxClockInfo", 2),
+        ("nvmlDeviceGetMaxPcieLinkWidth", 2),
         ("nvmlShutdown", 2),
     ],
 )

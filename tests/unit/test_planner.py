@@ -102,14 +102,14 @@ def card(total_gib: float, free_gib: float, ram_gib: float) -> Hardware:
 
 def test_a_card_that_holds_everything_holds_everything() -> None:
     """Where all experts fit beside the dense part and the context, the pager only counts."""
-    chosen = plan_gpu(LAYOUT, card(24, 23, 32), None, None)
+    chosen = plan_gpu(LAYOUT, card(24, 23, 32), None, None, GIB)
     assert chosen.vram == VramPlan("all", 23 * GIB - GIB // 2, GIB)
     assert "all 8.0 GiB of experts fit" in chosen.reason
 
 
 def test_a_smaller_card_pages() -> None:
     """Hot experts live in VRAM, all of them in pinned RAM; the budget is of the whole process."""
-    chosen = plan_gpu(LAYOUT, card(12, 11, 32), None, parse_vram_budget("8G"))
+    chosen = plan_gpu(LAYOUT, card(12, 11, 32), None, parse_vram_budget("8G"), GIB)
     assert chosen.vram == VramPlan("paged", 8 * GIB, GIB)
     assert chosen.ram_budget_bytes == chosen.expert_bytes == EXPERTS
     assert "pinned RAM" in chosen.reason and "8.0 GiB of VRAM" in chosen.reason
@@ -117,7 +117,7 @@ def test_a_smaller_card_pages() -> None:
 
 def test_without_ram_to_pin_the_cpu_computes_the_experts() -> None:
     """A model larger than RAM is not pinned: its experts stay pages of the file, under the RAM budget."""
-    chosen = plan_gpu(LAYOUT, card(12, 11, 6), None, None)
+    chosen = plan_gpu(LAYOUT, card(12, 11, 6), None, None, GIB)
     assert chosen.vram is not None and chosen.vram.placement == "none"
     assert chosen.ram_budget_bytes == 4 * GIB
     assert "the CPU computes them" in chosen.reason
@@ -130,7 +130,7 @@ def test_without_ram_to_pin_the_cpu_computes_the_experts() -> None:
 def test_a_budget_that_cannot_be_is_refused(vram_budget: str, free_gib: float, said: str) -> None:
     """An occupied GPU and a budget below the dense weights: what is wrong, with which value, what to do."""
     with pytest.raises(ConfigError) as caught:
-        plan_gpu(LAYOUT, card(12, free_gib, 32), None, parse_vram_budget(vram_budget))
+        plan_gpu(LAYOUT, card(12, free_gib, 32), None, parse_vram_budget(vram_budget), GIB)
     assert said in str(caught.value)
     assert "--vram-budget" in str(caught.value)
 
