@@ -23,6 +23,7 @@ from moe_proxy.domains.base import DOMAINS
 from moe_proxy.engine.control import EngineControl, PriorFeed
 from moe_proxy.engine.launch import LaunchInputs, launch_of
 from moe_proxy.engine.supervisor import EngineStatus, Launch, Supervisor, SupervisorLimits
+from moe_proxy.heap import trim_heap
 from moe_proxy.instance import InstancePaths, RunningProxy, claimed, start_time_s, write_record
 from moe_proxy.learning import Learning, learned_path
 from moe_proxy.live import Reloading, with_settings
@@ -182,6 +183,8 @@ async def serve(
         behind = await stack.enter_async_context(surface(served, server, paths, engine_args))
         context = behind.context
         app = make_app(context)
+        # Reading the model, the map and the classifiers took more than they are.
+        trim_heap()
         listening = await listen(app, settings.host, settings.port)
         reloading = await stack.enter_async_context(
             Reloading(

@@ -5,14 +5,23 @@ A probe never fails. What cannot be asked is reported as absent.
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import psutil
-import pynvml
+
+pynvml: Any = None
+with suppress(OSError):
+    # Without a driver, the binding could only say so, and takes as much memory as a classifier.
+    ctypes.CDLL("libnvidia-ml.so.1")
+    pynvml = import_module("pynvml")
 
 logger = logging.getLogger(__name__)
 
@@ -103,9 +112,11 @@ def _may_lock_without_limit() -> bool:
 
 
 def _gpus() -> tuple[Gpu, ...]:
+    if pynvml is None:
+        return ()
     try:
         pynvml.nvmlInit()
-    except pynvml.NVMLError as error:  # no driver, no library, no device
+    except pynvml.NVMLError as error:  # no driver, no device
         logger.debug("no NVIDIA GPU: %s", error)
         return ()
     try:

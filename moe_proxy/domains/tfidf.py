@@ -181,9 +181,8 @@ class TfidfClassifier:
     slow = False
 
     def __init__(self, model: TfidfModel) -> None:
+        # Stays in half precision: a text's few hundred columns are widened as they are needed.
         self._model = model
-        self._idf = model.idf.astype(np.float32)
-        self._weights = model.weights.astype(np.float32)
 
     @classmethod
     def shipped(cls) -> TfidfClassifier:
@@ -193,11 +192,12 @@ class TfidfClassifier:
     def classify(self, text: str) -> Classification:
         """Distribution over the model's labels."""
         columns, counts = columns_of(text)
-        values = (1.0 + np.log(counts)) * self._idf[columns]
+        values = (1.0 + np.log(counts)) * self._model.idf[columns].astype(np.float32)
         length = float(np.sqrt(values @ values))
         if length == 0.0 or not any(character.isalnum() for character in text[: 2 * EDGE_CHARACTERS]):
             return Classification({}, self.name)
-        scores = (values / length) @ self._weights[columns] + self._model.bias
+        weights = self._model.weights[columns].astype(np.float32)
+        scores = (values / length) @ weights + self._model.bias
         odds = np.exp(scores - scores.max())
         return Classification(
             dict(zip(self._model.labels, (odds / odds.sum()).tolist(), strict=True)), self.name

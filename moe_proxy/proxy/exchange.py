@@ -62,6 +62,9 @@ class Exchange:
         if (self.request.content_length or 0) > limit:
             raise _too_large(limit)
         try:
+            if self.request.content.is_eof():
+                # Came whole with its head, as most do: nothing is left to wait for.
+                return await self.request.read()
             with self._watched():
                 return await self.request.read()
         except web.HTTPRequestEntityTooLarge as error:
@@ -173,7 +176,7 @@ class Exchange:
 
 def _object_of(raw: bytes) -> Mapping[str, object]:
     try:
-        value = json.loads(raw, parse_constant=_refuse_constant, parse_float=_finite)
+        value = _DECODER.decode(raw.decode(json.detect_encoding(raw), "surrogatepass"))
     except RecursionError as error:
         raise RequestError("the body is nested too deeply") from error
     except ValueError as error:
@@ -192,6 +195,10 @@ def _finite(text: str) -> float:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number")
+
+
+# Made once: with arguments of its own, json.loads makes one for every call.
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
 
 
 def _too_large(limit: int) -> BodyTooLargeError:

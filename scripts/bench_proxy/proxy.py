@@ -56,7 +56,7 @@ def running() -> Iterator[Proxy]:
         }
         port = _free_port()
         argv = [sys.executable, "-m", "moe_proxy", "start", "--port", str(port), "--alias", "bench"]
-        argv += ["--engine", str(engine)]
+        argv += ["--engine", str(engine), "--model", "planted-moe"]
         with (folder / "log").open("wb") as log:
             child = subprocess.Popen(
                 argv, env=env, stdout=log, stderr=log, preexec_fn=lambda: os.sched_setaffinity(0, own)

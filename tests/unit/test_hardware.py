@@ -31,6 +31,8 @@ class Driver:
             "nvmlDeviceGetMaxPcieLinkGeneration": lambda handle: 4,
             "nvmlDeviceGetMaxPcieLinkWidth": lambda handle: 16,
         }
+        # Where there is no driver, the binding is not even loaded.
+        monkeypatch.setattr(hardware, "pynvml", pynvml)
         for name, answer in answers.items():
             monkeypatch.setattr(pynvml, name, self._raise if name in broken else answer)
 
