@@ -23,7 +23,6 @@ from moe_proxy.cli.units import percent_text
 from moe_proxy.config import load_settings
 from moe_proxy.engine.control import EngineControl
 from moe_proxy.errors import NotRunningError
-from moe_proxy.hardware import probe
 from moe_proxy.instance import RunningProxy, running_proxy
 from moe_proxy.proxy.listening import free_port
 from moe_proxy.served import SHIPPED
@@ -32,6 +31,9 @@ from moe_proxy.served import SHIPPED
 _RAM_BUDGET = "40%"
 _TOKENS = 64
 _HOT_SHOWN = 4
+# llama.cpp's threads wait for each other many times per token, by spinning. Where one of them shares its core
+# with another program, as on the desktop of whoever tries this out, they spin away the time that it needs.
+_PATIENT = {"OMP_WAIT_POLICY": "passive"}
 _TRIES, _PAUSE_S = 50, 0.1
 _PROMPTS = (
     ("openai", "Write a Python function that sorts a list of numbers."),
@@ -69,7 +71,6 @@ def demo(model: str) -> None:
         "router_map": None,
         "pager": True,
         "ram_budget": _RAM_BUDGET,
-        "threads": settings.threads or _threads(probe().cores_physical),
     }
     settings = settings.model_copy(update=shipped)
     # An answer is no markup.
@@ -79,7 +80,8 @@ def demo(model: str) -> None:
     paths = paths_of(settings)
     paths.prepare()
     server = engine_for_start(settings, None, progress)
-    start_detached(settings, these_alone(settings, server), (), paths, progress)
+    environment = _PATIENT | these_alone(settings, server)
+    start_detached(settings, environment, (), paths, progress)
     proxy = running_proxy(paths)
     if proxy is None:
         raise NotRunningError("the proxy ended as soon as it was ready", f"see {paths.proxy_log}")
@@ -94,15 +96,6 @@ def demo(model: str) -> None:
         " hot experts: the most picked ones of the middle MoE layer.",
         style="dim",
     )
-
-
-def _threads(cores: int) -> int:
-    """How many threads compute: one core stays free, since whoever tries this out has other programs running.
-
-    llama.cpp's threads wait for each other by spinning, many times per token. Where one of them shares its
-    core, all wait for it.
-    """
-    return max(cores - 1, 1)
 
 
 async def _ask(proxy: RunningProxy, socket: Any, api: str, prompt: str) -> _Row:

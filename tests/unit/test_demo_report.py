@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
 
+import pytest
 from rich.console import Console
 
-from moe_proxy.cli.demo import _report, _Row, _threads
+from moe_proxy.cli.demo import _report, _Row
+from moe_proxy.errors import ConfigError
+from tests.support.command_line import run_main
 
 _ROWS = [
     _Row(
@@ -84,6 +90,28 @@ def test_prompt_and_answer_stand_above_the_figures_unbroken() -> None:
     assert "2. 如何在 Linux 服务器上安装和配置 Docker 容器？ (ollama API)" in lines
 
 
-def test_a_core_stays_free() -> None:
-    """The demo shares the machine with other programs: all cores but one compute, and never none."""
-    assert [_threads(cores) for cores in (1, 2, 8)] == [1, 1, 7]
+@pytest.mark.usefixtures("own_folders")
+@pytest.mark.parametrize(("told", "waits"), [(None, "passive"), ("active", "active")])
+def test_a_model_that_ships_runs_beside_other_programs(
+    monkeypatch: pytest.MonkeyPatch, told: str | None, waits: str
+) -> None:
+    """The demo serves the trained model whatever is configured for another one, and its threads do not spin
+    away the time of other programs, unless they were told to."""
+    environments: list[Mapping[str, str]] = []
+
+    def stop_here(settings: object, environment: Mapping[str, str], *_: object) -> None:
+        environments.append(environment)
+        raise ConfigError("enough")
+
+    module = import_module("moe_proxy.cli.demo")
+    monkeypatch.setattr(module, "examined", lambda *_: None)
+    monkeypatch.setattr(module, "engine_for_start", lambda *_: Path("/bin/llama-server"))
+    monkeypatch.setattr(module, "start_detached", stop_here)
+    monkeypatch.setenv("MOE_PROXY_MODEL", "qwen.gguf")
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    if told is not None:
+        monkeypatch.setenv("OMP_WAIT_POLICY", told)
+    assert run_main(monkeypatch, "demo") == 2
+    (environment,) = environments
+    assert environment["MOE_PROXY_MODEL"] == "smollm2-moe-demo"
+    assert environment["OMP_WAIT_POLICY"] == waits
