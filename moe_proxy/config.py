@@ -64,7 +64,9 @@ class Settings(BaseSettings):
         env_prefix=ENV_PREFIX, frozen=True, extra="forbid"
     )
 
-    model: Path | None = Field(None, description="GGUF file to serve; none: the model that ships")
+    model: Path | None = Field(
+        None, description="GGUF file, REPO:QUANT of a downloaded model, or auto; none: the model that ships"
+    )
     alias: str | None = Field(None, description="name of the model towards clients; none: the file's stem")
     aliases: Words = Field((), description="more names that mean the model")
     host: str = Field("127.0.0.1", description="address to listen on; the default also listens on ::1")
@@ -117,6 +119,9 @@ class Settings(BaseSettings):
     max_in_flight: int = Field(512, ge=1, description="requests accepted at once, waiting ones included")
     access_log: Literal["off", "text", "json"] = Field("off", description="a line per request, on stdout")
     cache_dir: Path = Field(default_factory=lambda: platformdirs.user_cache_path(APP))
+    models_dir: Path = Field(
+        default_factory=lambda: platformdirs.user_data_path(APP) / "models", description="downloaded models"
+    )
     state_dir: Path = Field(default_factory=lambda: platformdirs.user_state_path(APP))
     runtime_dir: Path = Field(default_factory=_runtime_path)
 
@@ -150,7 +155,9 @@ class Settings(BaseSettings):
             raise ValueError(f"{wrong[0]} is what a request is about, not a parameter of it")
         return names
 
-    @field_validator("model", "router_map", "engine", "cache_dir", "state_dir", "runtime_dir", "api_key_file")
+    @field_validator(
+        "model", "router_map", "engine", "cache_dir", "models_dir", "state_dir", "runtime_dir", "api_key_file"
+    )
     @classmethod
     def _with_home(cls, path: Path | None) -> Path | None:
         """``~`` as the shell reads it: in a file or a variable nobody else does."""

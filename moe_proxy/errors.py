@@ -24,6 +24,7 @@ MoeProxyError
 │   ├── EngineStartError  it did not become ready
 │   ├── EngineGoneError   it died, or the connection to it broke                     502
 │   └── ControlError      the pager refused a control call                           502
+├── DownloadError         a model cannot be fetched from a hub              exit 1, 502
 └── NotRunningError       there is no proxy to talk to                       exit 1, 503
 """
 
@@ -176,6 +177,13 @@ class ControlError(EngineError):
     """The pager refused a control call."""
 
     http_status = 502
+
+
+class DownloadError(MoeProxyError):
+    """A model cannot be fetched from a hub."""
+
+    http_status = 502
+    openai_type = "unavailable_error"
 
 
 class NotRunningError(MoeProxyError):

@@ -246,14 +246,13 @@ def _hits(case: Case, resident_bytes: int) -> HitRate:
 
 def _reads(case: Case, placement: str, hit_rate: float) -> tuple[Read, ...]:
     """``dense/bw + h B/bw + (1 - h) B/bw_miss``: what each term reads, and from where."""
-    layout, footprint = case.layout, case.footprint
+    layout = case.layout
     near: Medium = "ram" if placement == "cpu" else "vram"
     hit: Medium = "vram" if placement in ("all", "paged") else "ram"
     miss: Medium = "link" if placement in ("all", "paged") else "disk"
     experts = layout.experts_used * sum(layout.expert_bytes.values())
-    dense = footprint.dense_bytes - (0 if footprint.tied else footprint.table_bytes)
     reads = (
-        Read("dense weights", dense, near),
+        Read("dense weights", case.footprint.read_bytes, near),
         Read("resident experts", hit_rate * experts, hit),
         Read("other experts", (1 - hit_rate) * experts, miss),
     )

@@ -13,12 +13,15 @@ from moe_proxy.config import Settings
 from moe_proxy.domains.base import Classifier
 from moe_proxy.domains.choice import classifier_of
 from moe_proxy.errors import ConfigError, RouterMapError
+from moe_proxy.fit import best, fit_of
 from moe_proxy.forecast import Case, assumed
 from moe_proxy.hardware import Hardware, probe
 from moe_proxy.model.demo import DEMO_NAME
 from moe_proxy.model.demo_source import Progress, demo_path, quiet
+from moe_proxy.model.folder import MoeModel, gguf_files, look_at, of_hub_name
 from moe_proxy.model.footprint import Footprint, footprint_of
 from moe_proxy.model.gguf_header import GgufHeader, read_header
+from moe_proxy.model.hub_name import parse_hub_name
 from moe_proxy.model.layout import ModelLayout, layout_of
 from moe_proxy.model.planted import PLANTED_NAME, planted_path
 from moe_proxy.planner import Context, Plan, Wanted, parse_budget, parse_vram_budget
@@ -29,6 +32,9 @@ from moe_proxy.routing.router_map import ModelKey, RouterMap, check, load
 
 # Unless told otherwise: enough for a long conversation, small beside the experts of any model this is for.
 _CONTEXT = 16384
+
+AUTO = "auto"
+"""What ``--model`` calls the best of the models that were downloaded."""
 
 SHIPPED = (DEMO_NAME, PLANTED_NAME)
 """Names of the models that ship; the first one is served unless told otherwise."""
@@ -64,9 +70,40 @@ class Served:
 def model_file(settings: Settings, progress: Progress = quiet) -> Path:
     """The file to serve: the one that was named, or the demonstration model; made when it is not there yet.
 
-    The names of the models that ship stand for them where no file is called so. Raises ModelFileError, and
-    ConfigError for a cache that cannot be written.
+    Where no file is called so, the names of the models that ship stand for them, REPO:QUANT for a model that
+    was downloaded, and ``auto`` for the best one of those. Raises ModelFileError, and ConfigError for a cache
+    that cannot be written.
     """
+    return _chosen(settings, None, progress)[0]
+
+
+def _chosen(settings: Settings, hardware: Hardware | None, progress: Progress) -> tuple[Path, list[str]]:
+    """``model_file``, and what is to be said of the choice."""
+    named = settings.model
+    if named is not None and not named.exists() and str(named) not in SHIPPED:
+        if str(named) == AUTO:
+            return _best(settings, hardware or probe())
+        if name := parse_hub_name(str(named)):
+            return of_hub_name(settings.models_dir, name), []
+    return _named(settings, progress), []
+
+
+def _best(settings: Settings, hardware: Hardware) -> tuple[Path, list[str]]:
+    """The best of the models that were downloaded, and why it."""
+    looked_at = [look_at(path) for path in gguf_files([settings.models_dir])]
+    models = [model for model in looked_at if isinstance(model, MoeModel)]
+    if not models:
+        raise ConfigError(
+            f"there is no MoE model in {settings.models_dir} to choose from",
+            "put one there, or see moe-proxy model download --help",
+        )
+    tokens = settings.context_length or _CONTEXT
+    fits = [fit_of(model, hardware, gpu=settings.gpu, tokens=tokens) for model in models]
+    chosen, why = best(fits)
+    return chosen.model.path, [f"Chosen by --model auto: {chosen.model.path}, {why}."]
+
+
+def _named(settings: Settings, progress: Progress) -> Path:
     named = settings.model
     if named is not None and (named.exists() or str(named) not in SHIPPED):
         return named
@@ -95,11 +132,11 @@ def examine(
     file that need not be ``complete`` may be its header alone: then no map is known to be of this model but
     the one that was named. Raises ModelFileError, RouterMapError, ConfigError.
     """
-    model = model_file(settings, progress)
+    hardware = hardware or probe()
+    model, chosen = _chosen(settings, hardware, progress)
     header = read_header(model, complete=complete)
     layout = layout_of(header, complete=complete)
     footprint = footprint_of(header, layout)
-    hardware = hardware or probe()
     wanted = wanted_of(settings, header, cache_types)
     router_map, notes = _router_map(settings, layout)
     return Served(
@@ -113,7 +150,7 @@ def examine(
         plan=planner.plan_of(layout, footprint, hardware, wanted),
         router_map=router_map,
         classifier=classifier_of(settings),
-        notes=tuple(notes),
+        notes=(*chosen, *notes),
     )
 
 

@@ -13,7 +13,10 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 # Each flag is named as the setting it gives, but for --ctx-size: load_settings takes them as they come.
 _OPTIONS = (
     click.option(
-        "--model", type=click.Path(path_type=Path), help="GGUF file; default: the small model that ships"
+        "--model",
+        type=click.Path(path_type=Path),
+        help="GGUF file; REPO:QUANT of a downloaded one; auto for the best of those; default: the small model"
+        " that ships",
     ),
     click.option("--alias", help="name of the model towards clients; default: the file's stem"),
     click.option("--host", help="address to listen on; default: 127.0.0.1 and ::1"),

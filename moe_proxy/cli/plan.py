@@ -18,6 +18,7 @@ from moe_proxy.app import launch_for
 from moe_proxy.cli.client import paths_of
 from moe_proxy.cli.memory_picture import bar, expected_speed_text, hit_text, speed_text
 from moe_proxy.cli.options import serving_options
+from moe_proxy.cli.serve import examined
 from moe_proxy.cli.units import bytes_text
 from moe_proxy.config import Settings, load_settings
 from moe_proxy.engine.build import engine_for
@@ -27,7 +28,7 @@ from moe_proxy.errors import ConfigError, EngineError, TruncatedError
 from moe_proxy.forecast import Bandwidths, Case, Forecast, Improvement, Rate, forecast, improvements
 from moe_proxy.hardware import Gpu, Hardware, probe
 from moe_proxy.planner import parse_budget
-from moe_proxy.served import Served, case_of, examine
+from moe_proxy.served import Served, case_of
 
 _MEDIA = ("vram", "link", "ram", "disk")
 _BAR_CELLS = 60
@@ -70,11 +71,13 @@ def plan(
         flags |= {"gpu": True, "vram_budget": vram}
     settings = load_settings(flags)
     hardware = _machine(settings, vram, ram)
-    examined = partial(examine, settings, hardware=hardware, cache_types=cache_types(engine_args))
+    look = partial(
+        examined, settings, Console(stderr=True), hardware=hardware, cache_types=cache_types(engine_args)
+    )
     try:
-        served = examined()
+        served = look()
     except TruncatedError:
-        served = examined(complete=False)
+        served = look(complete=False)
         click.echo("The file ends before its weights do: this goes by its header alone.", err=True)
     batch = batch_of(engine_args)
     case = case_of(served, batch if any(arg.startswith(("-ub", "--ub")) for arg in engine_args) else None)

@@ -35,7 +35,7 @@ from moe_proxy.instance import InstancePaths, RunningProxy, claimed, running_pro
 from moe_proxy.model.demo import DEMO_NAME
 from moe_proxy.model.demo_source import demo_file
 from moe_proxy.proxy.listening import free_port
-from moe_proxy.served import Served, case_of, examine
+from moe_proxy.served import AUTO, Served, case_of, examine
 
 _POLL_S = 0.1
 # Beyond the times that the proxy itself keeps, for starting and ending as a process.
@@ -92,19 +92,22 @@ def start(source: Path | None, detach: bool, engine_args: tuple[str, ...], **fla
     if detach:
         # The same sources as here, so that the same can be reloaded.
         told = {name: value for name, value in flags.items() if value is not None} | {"engine": server}
+        if settings.model == Path(AUTO):
+            # Chosen once: by then there may be less memory, and the choice another.
+            told["model"] = served.model
         start_detached(settings, os.environ | variables(told), engine_args, paths, console)
     else:
         announce = partial(say, console)
         asyncio.run(serve(served, server, paths, engine_args, announce, lambda: load_settings(flags)))
 
 
-def examined(settings: Settings, console: Console) -> Served:
-    """``examine``, and say so where the demonstration model has to be made first."""
+def examined(settings: Settings, console: Console, **more: Any) -> Served:
+    """``examine`` with the same keywords, and say so where the demonstration model has to be made first."""
     if (settings.model or Path(DEMO_NAME)) != Path(DEMO_NAME) or demo_file(settings.cache_dir).is_file():
-        return examine(settings)
+        return examine(settings, **more)
     say(console, "Making the demonstration model; this happens once.")
     with progress_report(console) as report:
-        return examine(settings, report)
+        return examine(settings, report, **more)
 
 
 def variables(told: Mapping[str, object]) -> dict[str, str]:

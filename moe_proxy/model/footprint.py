@@ -51,6 +51,11 @@ class Footprint:
         """Dense weights that a GPU holds; a tied table lies in VRAM too."""
         return self.dense_bytes - (0 if self.tied else self.table_bytes)
 
+    @property
+    def read_bytes(self) -> int:
+        """Dense weights that a token reads: of a table that is nothing else, next to nothing."""
+        return self.dense_bytes - (0 if self.tied else self.table_bytes)
+
     def kv_bytes(
         self, tokens: int, key_type: str = "f16", value_type: str = "f16", sequences: int = 1
     ) -> int:

@@ -46,6 +46,7 @@ from moe_proxy.files import replacing
 from moe_proxy.model.planted_vocabulary import IM_END, Token, escaped, vocabulary
 
 PLANTED_NAME = "planted-moe"
+ARCHITECTURE = "qwen3moe"
 PLANTED_SHA256 = "cb2cca76337cf532514fa0244764ee478dc765fb223445b27f71a68da9e51a91"
 
 LAYERS = 6
@@ -259,7 +260,7 @@ def planted_tensors() -> Iterator[tuple[str, npt.NDArray[Any]]]:
 def write_planted_moe(path: Path) -> None:
     """Write the planted model to ``path``. The same bytes everywhere."""
     tokens = vocabulary()
-    writer = gguf.GGUFWriter(path, "qwen3moe")
+    writer = gguf.GGUFWriter(path, ARCHITECTURE)
     writer.add_name(PLANTED_NAME)
     writer.add_basename(PLANTED_NAME)
     writer.add_description("Planted routing for demonstration and tests; not trained")

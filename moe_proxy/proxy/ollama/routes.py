@@ -59,7 +59,8 @@ async def pull(exchange: Exchange) -> web.StreamResponse:
         raise RequestError("model is required")
     if not models.is_served(exchange.context.model, name):
         raise UnsupportedError(
-            f"moe-proxy does not download models: {name!r}", "start it with --model FILE instead"
+            f"moe-proxy downloads nothing for its clients: {name!r}",
+            "its operator can, with moe-proxy model download, and start it with that --model",
         )
     steps = [{"status": "pulling manifest"}, {"status": "success"}]
     if body.get("stream") is False:
