@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 from moe_proxy.errors import ConfigError, DownloadError
 from moe_proxy.model.hub_name import HubName, missing_shards, model_sets, quant_of
@@ -265,7 +265,7 @@ def _read_on(model: RemoteModel, file: RemoteFile, sink: _Sink) -> None:
         try:
             http_get(
                 url,
-                sink,  # type: ignore[arg-type]  # of a file, it uses what _Sink has
+                cast(BinaryIO, sink),  # of a file, it uses what _Sink has
                 resume_size=before,
                 headers=build_hf_headers(),
                 expected_size=file.size_bytes,
