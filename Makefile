@@ -17,6 +17,7 @@ build: .venv/installed
 
 bench-proxy: .venv/installed
 	.venv/bin/python scripts/bench_proxy
+	.venv/bin/python scripts/gpu_check/page.py docs/benchmarks.json docs/benchmarks.md
 
 clean:
 	rm -rf .venv build dist

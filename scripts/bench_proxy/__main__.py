@@ -21,6 +21,7 @@ import psutil
 from client import Ask, Timed, busy
 from page import page
 from proxy import Proxy, running
+from states import crashes, disconnects, states
 
 HERE = Path(__file__).parent
 OPENAI, OLLAMA = "/v1/chat/completions", "/api/chat"
@@ -144,7 +145,7 @@ def _conditions() -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--samples", type=int, default=300, help="timed requests per round and kind")
     parser.add_argument("--requests", type=int, default=100_000, help="of the memory measurement")
     parser.add_argument("--json", type=Path, default=HERE / "results" / "proxy.json")
@@ -166,11 +167,21 @@ def main() -> None:
             ),
             "streams": lambda: whole_streams(proxy, 200, 100),
             "memory": lambda: memory(proxy, given.requests),
+            "disconnect": lambda: {
+                name: disconnects(proxy, path, given.samples // 6)
+                for name, path in (("openai", OPENAI), ("ollama", OLLAMA))
+            },
+            "information": lambda: states(proxy, given.samples),
+            # Last: from then on, the engine is another process.
+            "crash": lambda: crashes(proxy, 2, given.samples // 3),
         }
         for name, step in steps.items():
             if given.only and name not in given.only:
                 continue
             result[name] = step()
+            if name == "crash":
+                result["crash"], crashed = result["crash"]
+                result.setdefault("information", {})["crashed"] = crashed
             print(name, json.dumps(result[name]), flush=True)
     if given.only:
         return

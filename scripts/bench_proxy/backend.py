@@ -2,7 +2,8 @@
 
 Started as llama-server is: ``backend.py --host SOCKET …``. Its connections behave as cpp-httplib's: closed
 after 100 requests, or 5 s without one. ``max_tokens`` of the body is how many chunks a stream has; ``seed`` 1
-paces them, one at a time over all streams, so that none are read together.
+paces them, one at a time over all streams, so that none are read together. With ``seed`` 2 no answer comes;
+``/bench/left`` tells when, by the clock that all processes share, the last who waited so has gone.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import re
 import signal
 import sys
+import time
 from collections import deque
 
 REQUESTS_PER_CONNECTION = 100
@@ -22,6 +24,7 @@ PIECE = "token"
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _TOKENS = re.compile(rb'"(?:max_tokens|n_predict)": *(\d+)')
 _STREAMS = re.compile(rb'"stream": *true')
+_HANGS = re.compile(rb'"seed": *2\b')
 _PACED = re.compile(rb'"seed": *1\b')
 _HEAD = "HTTP/1.1 200 OK\r\nServer: llama.cpp\r\nContent-Type: {}\r\nKeep-Alive: timeout=5, max=100\r\n"
 _TIMINGS = {"cache_n": 0, "prompt_n": 8, "prompt_ms": 8.0, "predicted_n": 16, "predicted_ms": 160.0}
@@ -37,6 +40,8 @@ _CONTROL = {
     b"/health": {"status": "ok"},
     b"/experts/usage": _USED,
     b"/experts/prior": {"id": "x", "entries": 0},
+    b"/experts/stats": {"snapshot": 0},
+    b"/experts": {"mode": "count", "mover": {"pending": 0}, "reasons": []},
 }
 
 
@@ -80,6 +85,7 @@ WHOLE = json.dumps(
     }
 ).encode()
 
+_left_s = [0.0]
 _paced: deque[tuple[Connection, int]] = deque()
 
 
@@ -89,6 +95,7 @@ class Connection(asyncio.Protocol):
     def __init__(self) -> None:
         self._buffer = b""
         self._requests = 0
+        self._hangs = False
         self._writable = asyncio.Event()
         self._writable.set()
         self._idle: asyncio.TimerHandle | None = None
@@ -100,6 +107,8 @@ class Connection(asyncio.Protocol):
         self._wait()
 
     def connection_lost(self, error: Exception | None) -> None:
+        if self._hangs:
+            _left_s[0] = time.monotonic()
         self._writable.set()
         if self._idle is not None:
             self._idle.cancel()
@@ -129,6 +138,10 @@ class Connection(asyncio.Protocol):
     def _answer(self, path: bytes, body: bytes) -> None:
         if path in _CONTROL:
             self._whole(json.dumps(_CONTROL[path]).encode())
+        elif path == b"/bench/left":
+            self._whole(json.dumps({"left_s": _left_s[0]}).encode())
+        elif _HANGS.search(body):
+            self._hangs = True
         elif not _STREAMS.search(body):
             self._whole(WHOLE)
         else:

@@ -43,7 +43,7 @@ def page(result: dict[str, Any]) -> str:
         ("added time to first token, p99", "first_token", "added_p99_ms", None),
     ):
         found = [result[step][family][figure] for family in ("openai", "ollama")]
-        lines.append(_row(title, found, "ms", aim, lambda value, aim: value <= aim))
+        lines.append(_row(title, found, "ms", aim, _at_most))
     for title, steps, unit, aim in (
         ("requests per second of the proxy's CPU, 32 at once", ("requests_openai", "requests_ollama"),
          "/s", 1500),
@@ -72,13 +72,28 @@ def page(result: dict[str, Any]) -> str:
         f"| its change from the first tenth to the end of {result['memory']['requests']:,} requests "
         f"| {growth:.1f} MB, ends at {sizes[-1]:.0f} MB | | 5 MB | {_verdict(growth <= 5)} |"
     )
+    told, crash = result["disconnect"], result["crash"]
+    restarted = " and ".join(f"{seconds:.1f}" for seconds in crash["ready_s"])
+    gone = [told[family]["ms"] for family in ("openai", "ollama")]
+    lines += [
+        f"| a client gone before the first byte: the engine hears of it after | {_figures(gone[0])} ms "
+        f"| {_figures(gone[1])} ms | 100 ms | {_verdict(max(one[2] for one in gone) <= 100)} |",
+        *(
+            f"| slowest of `/`, `/health`, `/api/tags`, `version`, `show`, `ps`, engine {state}, p99 "
+            f"| {_figures(figures)} ms | | 10 ms | {_verdict(figures[0] <= 10)} |"
+            for state, figures in result["information"].items()
+        ),
+        f"| a killed engine is seen after | {_figures(crash['seen_s'])} s | | 0.5 s "
+        f"| {_verdict(crash['seen_s'][0] <= 0.5)} |",
+        f"| killed once and again, it is ready after | {restarted} s | | 1 and 2 s, and its start | |",
+    ]
     direct = ", ".join(
         f"{name} p50 {_figures(result[step]['direct']['p50_ms'])} ms"
         for name, step in (("not streamed", "whole"), ("first token", "first_token"))
     )
     busy = _BUSY if given["load_before"][0] > _QUIET_LOAD else ""
     return (
-        f"{_INTRODUCTION}{busy}Conditions: {conditions}\n\n" + "\n".join(lines) + f"\n\nDirect: {direct}.\n"
+        f"{_INTRODUCTION}Conditions: {conditions}\n\n{busy}" + "\n".join(lines) + f"\n\nDirect: {direct}.\n"
     )
 
 
@@ -94,6 +109,10 @@ def _row(
         return f"| {title} | {' | '.join(cells)} | | |"
     reached = all(good(figures[0], aim) for figures in found if figures)
     return f"| {title} | {' | '.join(cells)} | {aim:,g} {unit} | {_verdict(reached)} |"
+
+
+def _at_most(value: float, aim: float) -> bool:
+    return value <= aim
 
 
 def _figures(figures: list[float]) -> str:

@@ -23,7 +23,12 @@ def _page() -> ModuleType:
 def test_the_page_is_what_the_program_makes_of_the_result() -> None:
     """Results go into docs/benchmarks.md by a program, with GPU, commit and command."""
     text = (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")
-    assert text == _page().page(RESULT)
+    proxy_page = (ROOT / "docs/bench-proxy.md").read_text(encoding="utf-8")
+    assert text == _page().page(RESULT, proxy_page)
+    # And for what the proxy adds: every figure, with its aim and verdict, and the conditions.
+    figures = [line for line in proxy_page.splitlines() if line.startswith(("| ", "Conditions: "))]
+    assert len(figures) > 10
+    assert all(line in text for line in figures)
     for fact in (RESULT["conditions"]["gpu"].split(",")[0], RESULT["conditions"]["commit"]):
         assert fact in text
 
