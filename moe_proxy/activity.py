@@ -6,6 +6,7 @@ fail a request: what goes wrong is counted.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections import deque
@@ -21,6 +22,8 @@ from moe_proxy.routing.prior import Prior
 logger = logging.getLogger(__name__)
 
 RECENT_REQUESTS = 20
+# No oftener does the feed push, and a mixture of a large model takes a while to work out.
+_LOOK_INTERVAL_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,8 @@ class Activity:
         self._clock_s = clock_s
         self._learn = learn
         self._running: dict[str, _Running] = {}
+        self._look: asyncio.TimerHandle | None = None
+        self._looked_s = float("-inf")
         self.finished: deque[FinishedRequest] = deque(maxlen=RECENT_REQUESTS)
         self.uncounted = 0
 
@@ -80,7 +85,8 @@ class Activity:
     def begin(self, request_id: str, path: str, classification: Classification | None) -> None:
         """A request was admitted and classified (None: it has no text to classify)."""
         if classification is not None:
-            self._offer(self._active.begin(request_id, classification.distribution))
+            self._active.add(request_id, classification.distribution)
+            self._changed()
         prior = self._active.prior
         self._running[request_id] = _Running(
             path, classification, prior.id if prior else None, self._clock_s()
@@ -92,7 +98,9 @@ class Activity:
         if request is None:
             return
         if request.classification is not None:
-            self._offer(self._active.end(request_id))
+            self._active.remove(request_id)
+            if len(self._active):
+                self._changed()
         usage: Mapping[str, object] = {}
         if request.classification is not None and self._control is not None:
             try:
@@ -122,7 +130,24 @@ class Activity:
         """The last requests, newest last, as JSON values."""
         return [asdict(request) for request in self.finished]
 
-    def _offer(self, prior: Prior | None) -> None:
+    def close(self) -> None:
+        """Look at nothing any more."""
+        if self._look is not None:
+            self._look.cancel()
+
+    def _changed(self) -> None:
+        """Look at the mixture now; if that was done a moment ago, once for all that changes meanwhile."""
+        if self._look is not None:
+            return
+        wait_s = self._looked_s + _LOOK_INTERVAL_S - self._clock_s()
+        if wait_s > 0:
+            self._look = asyncio.get_running_loop().call_later(wait_s, self._offer_prior)
+        else:
+            self._offer_prior()
+
+    def _offer_prior(self) -> None:
+        self._look, self._looked_s = None, self._clock_s()
+        prior = self._active.moved()
         if prior is not None:
             self._feed.offer(prior)
 

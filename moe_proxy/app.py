@@ -130,6 +130,7 @@ async def surface(
                 Learning(learner, active, learned_path(paths.state, key.fingerprint))
             )
         activity = Activity(active, engine.feed, control, learn=learning.learn if learning else None)
+        stack.callback(activity.close)
         metrics = Metrics()
         report = Report(
             model=served.alias,

@@ -51,19 +51,31 @@ class ActiveRequests:
         self._weights = None
 
     def begin(self, request_id: str, distribution: Mapping[str, float]) -> Prior | None:
-        """Add a request (an empty distribution is an abstention); the prior to push now, or None."""
+        """``add``, and the prior to push now, or None."""
+        self.add(request_id, distribution)
+        return self.moved()
+
+    def end(self, request_id: str) -> Prior | None:
+        """``remove``, and the prior to push now, or None."""
+        self.remove(request_id)
+        return self.moved()
+
+    def add(self, request_id: str, distribution: Mapping[str, float]) -> None:
+        """A request has begun; an empty distribution is an abstention."""
         self._distributions[request_id] = distribution
         self._drop(request_id)
         self._add(request_id, distribution)
-        return self._moved()
 
-    def end(self, request_id: str) -> Prior | None:
-        """Remove a request; the prior to push now, or None.
-
-        When the last one leaves, the prior stays: the next request is likely to be of the same kind.
-        """
+    def remove(self, request_id: str) -> None:
+        """A request has ended."""
         self._distributions.pop(request_id, None)
         self._drop(request_id)
+
+    def moved(self) -> Prior | None:
+        """The prior to push now, if the mixture has moved enough since the last one; else None.
+
+        When the last request leaves, the prior stays: the next one is likely to be of the same kind.
+        """
         return self._moved() if self._distributions else None
 
     def _add(self, request_id: str, distribution: Mapping[str, float]) -> None:

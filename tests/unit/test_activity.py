@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from moe_proxy.activity import RECENT_REQUESTS, Activity
 from moe_proxy.domains.base import Classification
 from moe_proxy.errors import EngineGoneError
 from moe_proxy.routing.active import ActiveRequests
+from tests.support.surface import eventually
 from tests.unit.test_active import MAP
 
 CODE = Classification({"codegen": 0.9, "math": 0.1}, "keyword")
+MATH = Classification({"math": 1.0}, "keyword")
 
 
 class Feed:
@@ -52,6 +56,31 @@ async def test_a_request_pushes_a_prior_and_leaves_its_counts() -> None:
     (request,) = activity.recent()
     assert (request["domain"], request["tokens"], request["picks"], request["hits"]) == ("codegen", 5, 20, 12)
     assert request["prior"] == feed.offered[0].id
+
+
+async def test_a_crowd_of_requests_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of many moves the prior at once; those that follow move it together, a moment later."""
+    monkeypatch.setattr("moe_proxy.activity._LOOK_INTERVAL_S", 0.02)
+    activity, feed = _activity(None)
+    alone = ActiveRequests(MAP, kappa=8.0, min_distance=0.05)
+    assert alone.begin("0", CODE.distribution) is not None
+    activity.begin("0", "/api/chat", CODE)
+    for number in range(1, 9):
+        activity.begin(str(number), "/api/chat", MATH)
+        alone.add(str(number), MATH.distribution)
+    assert len(feed.offered) == 1
+    await eventually(lambda: len(feed.offered) == 2)
+    assert feed.offered[1] == alone.moved()
+
+
+async def test_nothing_is_looked_at_after_the_end() -> None:
+    """What was to be looked at a moment later is not, once the proxy ends."""
+    activity, _ = _activity(None)
+    activity.begin("0", "/api/chat", CODE)
+    activity.begin("1", "/api/chat", MATH)
+    assert activity._look is not None
+    activity.close()
+    assert activity._look.cancelled()
 
 
 async def test_an_engine_that_is_gone_is_counted() -> None:
