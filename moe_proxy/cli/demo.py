@@ -60,7 +60,13 @@ class _Row:
 
 
 @click.command(epilog="Example: moe-proxy demo")
-@click.option("--model", type=click.Choice(SHIPPED), default=SHIPPED[0], show_default=True)
+@click.option(
+    "--model",
+    type=click.Choice(SHIPPED),
+    default=SHIPPED[0],
+    show_default=True,
+    help="one of the models that ship",
+)
 def demo(model: str) -> None:
     """Build, start, ask five prompts of different domains, show what the pager did, stop."""
     settings = load_settings({"port": free_port("127.0.0.1", 0)})

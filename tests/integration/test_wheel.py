@@ -77,6 +77,6 @@ def test_the_wheel_runs_the_demo(installed: Path, wheel_env: dict[str, str]) -> 
     assert len(set(hot.values())) == len(hot)
     # Text in another script shares the least with the rest.
     for domain in set(hot) - {"chinese_tech"}:
-        assert len(hot[domain] & hot["chinese_tech"]) < 4
+        assert len(hot[domain] & hot["chinese_tech"]) <= 2
     runtime = Path(wheel_env["MOE_PROXY_RUNTIME_DIR"])
     assert [path.name for path in runtime.rglob("*") if not path.is_dir()] == []
