@@ -212,10 +212,17 @@ class ProxyClient:
         """GET ``path``, a JSON object. Raises NotRunningError, and what the proxy answers."""
         try:
             async with self._session.get(f"{self._url}{path}") as response:
-                value = await _json_of(response)
+                return await _json_of(response)
         except aiohttp.ClientError as error:
             raise self._unreachable(error) from error
-        return value
+
+    async def post(self, path: str, body: Mapping[str, object]) -> dict[str, Any]:
+        """POST ``body`` as JSON; a JSON object. Raises NotRunningError, and what the proxy answers."""
+        try:
+            async with self._session.post(f"{self._url}{path}", json=body) as response:
+                return await _json_of(response)
+        except aiohttp.ClientError as error:
+            raise self._unreachable(error) from error
 
     async def stream(
         self, prompt: str | Sequence[Message], domain: str | None, parameters: Mapping[str, object]

@@ -50,11 +50,13 @@ class VramPlan:
 
     ``budget_bytes`` is VRAM of the whole engine process, ``others_bytes`` what other processes use now.
     ``placement``: "all" experts in VRAM for good; "paged": the hot ones, with all in pinned RAM; "none".
+    ``layers_on_cpu``: without a pager, the first so many layers leave their experts to the CPU; None: all do.
     """
 
     placement: Literal["all", "paged", "none"]
     budget_bytes: int
     others_bytes: int
+    layers_on_cpu: int | None = None
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,9 @@ It reads no command line and prints nothing.
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -20,7 +22,8 @@ from moe_proxy.config import Settings
 from moe_proxy.engine.build import build_engine, check_server, engine_for
 from moe_proxy.engine.launch import refuse_our_flags
 from moe_proxy.engine.recipe import BuildRequest
-from moe_proxy.instance import InstancePaths
+from moe_proxy.errors import ConfigError
+from moe_proxy.instance import InstancePaths, claimed
 from moe_proxy.proxy.listening import serve_unix
 from moe_proxy.proxy.server import make_app
 from moe_proxy.served import Served, examine
@@ -78,12 +81,14 @@ async def private_proxy(prepared: Prepared) -> AsyncIterator[ProxyClient]:
     settings = prepared.served.settings
     async with AsyncExitStack() as stack:
         settings.runtime_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        await asyncio.to_thread(_sweep, settings.runtime_dir)
         # In it lie the sockets, llama-server's log, and what is learned of the traffic meanwhile.
         folder = Path(
             stack.enter_context(tempfile.TemporaryDirectory(prefix="library-", dir=settings.runtime_dir))
         )
         paths = InstancePaths(0, folder, folder)
         paths.prepare()
+        stack.enter_context(claimed(paths))
         behind = await stack.enter_async_context(
             surface(prepared.served, prepared.server, paths, prepared.engine_args)
         )
@@ -95,3 +100,16 @@ async def private_proxy(prepared: Prepared) -> AsyncIterator[ProxyClient]:
         client = ProxyClient("http://localhost", aiohttp.UnixConnector(str(socket), limit=0))
         stack.push_async_callback(client.close)
         yield client
+
+
+def _sweep(runtime_dir: Path) -> None:
+    """Remove the folders of processes that were killed; their engines have ended with them."""
+    for folder in runtime_dir.glob("library-*"):
+        paths = InstancePaths(0, folder, folder)
+        if not paths.lock.exists():
+            continue  # being made just now, or removed
+        try:
+            with claimed(paths):
+                shutil.rmtree(folder, ignore_errors=True)
+        except (ConfigError, OSError):
+            continue  # in use, or of another user

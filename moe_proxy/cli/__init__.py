@@ -12,6 +12,7 @@ import sys
 import click
 
 from moe_proxy import __version__
+from moe_proxy.cli.bench import bench
 from moe_proxy.cli.build import build
 from moe_proxy.cli.classify import classify
 from moe_proxy.cli.completion import completion
@@ -37,6 +38,7 @@ def cli() -> None:
 
 
 for command in (
+    bench,
     build,
     classify,
     collect,

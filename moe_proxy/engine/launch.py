@@ -154,6 +154,8 @@ def _placement_flags(inputs: LaunchInputs) -> list[str]:
             return flags
         if inputs.pager and inputs.vram.placement == "paged":
             return [*flags, "--load-mode", "mmap", "--ubatch-size", str(PAGED_BATCH)]
+        if not inputs.pager and inputs.vram.layers_on_cpu is not None:
+            return [*flags, "--n-cpu-moe", str(inputs.vram.layers_on_cpu)]
     under_budget = inputs.pager and inputs.ram_budget_bytes < inputs.expert_bytes
     if inputs.vram is not None or under_budget:
         flags.append("--cpu-moe")

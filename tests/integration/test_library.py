@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 from moe_proxy import HybridMoERuntime
 from moe_proxy.engine.build import EngineBuild
 from tests.support.fake_engine import gone
-from tests.support.proxy_process import ProxyProcess
+from tests.support.proxy_process import ProxyProcess, run_cli
 
 pytestmark = pytest.mark.engine
 
@@ -69,3 +70,22 @@ def test_the_pager_works_for_the_library(
         assert stats["requests"]["domains"] == {"codegen": 2}
         pid = stats["engine"]["pid"]
     assert gone(pid)
+
+
+def test_a_benchmark_on_the_real_engine(
+    proxy_env: dict[str, str], engine: EngineBuild, tmp_path: Path
+) -> None:
+    """`bench` measures the pager beside the same build with the pager off, with hit rates for it alone."""
+    output = tmp_path / "r.json"
+    arguments = ("--budgets", "30%", "--prompt-tokens", "48", "--tokens", "8", "--runs", "1")
+    done = run_cli(proxy_env, "bench", "--model", "planted-moe", *arguments, "--output", str(output))
+    assert done.returncode == 0, done.stderr
+    paged, stock = json.loads(output.read_text())["rows"]
+    assert (paged["arm"], stock["arm"]) == ("pager 30%", "stock")
+    for row in (paged, stock):
+        median = row["median"]
+        assert (median["prompt_tokens"], median["completion_tokens"]) == (48, 8)
+        assert min(median["prompt_per_s"], median["decode_per_s"], median["first_token_s"]) > 0
+        assert median["rss_bytes"] > 2**20
+    assert 0 < paged["median"]["hit_rate"] < 1
+    assert stock["median"]["hit_rate"] is None

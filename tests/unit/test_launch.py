@@ -101,6 +101,15 @@ def test_without_paging_the_cpu_computes_the_experts(inputs: LaunchInputs) -> No
     assert not [name for name in launch.env if name.startswith("MOE_PAGER_VRAM")]
 
 
+def test_stock_with_some_layers_in_vram() -> None:
+    """Without a pager, experts of the last layers may be in VRAM: stock llama.cpp's own split."""
+    split = VramPlan("paged", 2**33, 0, layers_on_cpu=17)
+    stock = launch_of(replace(INPUTS, vram=split, pager=False)).argv
+    assert value(stock, "--n-cpu-moe") == "17"
+    assert "--cpu-moe" not in stock
+    assert "--n-cpu-moe" not in launch_of(replace(INPUTS, vram=split)).argv
+
+
 def test_under_budget_the_file_is_the_home_of_the_experts() -> None:
     """A budget below all experts needs file pages: --cpu-moe once, and mmap."""
     argv = launch_of(replace(INPUTS, ram_budget_bytes=99)).argv

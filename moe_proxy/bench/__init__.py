@@ -1,0 +1,1 @@
+"""Owns measuring on the user's own machine and model: arms, samples, results, their picture."""
