@@ -16,6 +16,8 @@ from moe_proxy.errors import ConfigError, RouterMapError
 from moe_proxy.fit import best, fit_of
 from moe_proxy.forecast import Case, assumed
 from moe_proxy.hardware import Hardware, probe
+from moe_proxy.instance import instance_paths
+from moe_proxy.learning import learned_path
 from moe_proxy.model.demo import DEMO_NAME
 from moe_proxy.model.demo_source import Progress, demo_path, quiet
 from moe_proxy.model.folder import MoeModel, gguf_files, look_at, of_hub_name
@@ -27,6 +29,7 @@ from moe_proxy.model.planted import PLANTED_NAME, planted_path
 from moe_proxy.planner import Context, Plan, Wanted, parse_budget, parse_vram_budget
 from moe_proxy.resources import data_path
 from moe_proxy.routing.foreign import load_any
+from moe_proxy.routing.learner import Learner
 from moe_proxy.routing.map_facts import keep_top
 from moe_proxy.routing.router_map import ModelKey, RouterMap, check, load
 
@@ -186,10 +189,25 @@ def case_of(served: Served, batch: int | None = None) -> Case:
         hardware=served.hardware,
         wanted=served.wanted,
         bandwidths=assumed(served.hardware),
-        router_map=served.router_map,
+        router_map=_with_learned(served),
         pager=served.settings.pager,
         batch=batch,
     )
+
+
+def _with_learned(served: Served) -> RouterMap | None:
+    """The map, with what was learned from traffic on this port; that may be all that there is."""
+    settings, fingerprint = served.settings, served.layout.fingerprint
+    if not (settings.pager and settings.learn and fingerprint):
+        return served.router_map
+    paths = instance_paths(settings.runtime_dir, settings.state_dir, settings.port)
+    path = learned_path(paths.state, fingerprint)
+    learner = Learner(ModelKey.of(served.layout), served.router_map, settings.learn_half_life_tokens)
+    try:
+        learner.restore(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError, RouterMapError):
+        return served.router_map  # whoever serves says what is wrong with it
+    return learner.merged()
 
 
 def _router_map(settings: Settings, layout: ModelLayout) -> tuple[RouterMap | None, list[str]]:

@@ -59,3 +59,11 @@ def serving_options(command: Command) -> Command:
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
+
+
+def refuse_words(engine_args: tuple[str, ...]) -> None:
+    """Raise UsageError for a word that stands where only arguments for llama-server may."""
+    if engine_args and not engine_args[0].startswith("-"):
+        raise click.UsageError(
+            f"unexpected argument {engine_args[0]!r}; arguments for llama-server follow --"
+        )

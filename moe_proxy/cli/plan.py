@@ -17,7 +17,7 @@ from rich.text import Text
 from moe_proxy.app import launch_for
 from moe_proxy.cli.client import paths_of
 from moe_proxy.cli.memory_picture import bar, expected_speed_text, hit_text, speed_text
-from moe_proxy.cli.options import serving_options
+from moe_proxy.cli.options import refuse_words, serving_options
 from moe_proxy.cli.serve import examined
 from moe_proxy.cli.units import bytes_text
 from moe_proxy.config import Settings, load_settings
@@ -66,6 +66,7 @@ def plan(
 
     Nothing is started, and of the model only the header need be there. All figures are estimates.
     """
+    refuse_words(engine_args)
     refuse_our_flags(engine_args)
     if vram is not None:
         flags |= {"gpu": True, "vram_budget": vram}
@@ -91,7 +92,11 @@ def plan(
     console = Console(highlight=False, emoji=False)
     for line in _picture(served, expected, console):
         console.print(line, soft_wrap=True)
-    for text in (*_figures(case, expected), *_commands(start, engine), *_more(better, served, expected)):
+    for text in (
+        *_figures(case, expected),
+        *_commands(start, engine),
+        *_more(better, served, expected, case),
+    ):
         console.print(text, markup=False, soft_wrap=True)
 
 
@@ -184,11 +189,14 @@ def _picture(served: Served, expected: Forecast, console: Console) -> list[Text]
 
 
 def _figures(case: Case, expected: Forecast) -> list[str]:
-    of_map = "no router map: any routing gives that; moe-proxy collect makes a map"
+    of_map = "no router map: any routing gives that"
     if not case.pager:
         of_map = "without the pager"
+    elif expected.resident_share >= 1:
+        of_map = "all experts are resident"
     elif expected.hits.from_map and case.router_map is not None:
-        of_map = f"the prior of the router map of {case.router_map.model.name} alone"
+        learned = " and what was learned on this port" if case.router_map.made.get("learned") else ""
+        of_map = f"the prior of the router map{learned} alone"
     lines = [
         f"Resident experts  {bytes_text(expected.resident_bytes)}, {expected.resident_share:.0%} of all",
         f"Hit rate          {hit_text(expected.hits)} (estimate: {of_map})",
@@ -215,12 +223,12 @@ def _commands(start: str, engine: str) -> list[str]:
     return ["Start it with", f"  {start}", "which runs", f"  {engine}", ""]
 
 
-def _more(better: tuple[Improvement, ...], served: Served, expected: Forecast) -> list[str]:
+def _more(better: tuple[Improvement, ...], served: Served, expected: Forecast, case: Case) -> list[str]:
     lines = [
         f"  {improvement.change}: {improvement.hit_rate:.0%} resident, {speed_text(improvement.tokens_per_s)}"
         for improvement in better
     ]
-    if served.router_map is None and served.settings.pager and expected.resident_share < 1:
+    if case.router_map is None and case.pager and expected.resident_share < 1:
         collect = ["moe-proxy", "collect", "--model", str(served.model), "--output", "map.json"]
         lines += ["  a router map of this model:", f"    {shlex.join(collect)}"]
     return [

@@ -24,7 +24,7 @@ from moe_proxy.app import serve
 from moe_proxy.cli.build import built_engine, progress_report
 from moe_proxy.cli.client import find_proxy, get_json, paths_of
 from moe_proxy.cli.memory_picture import short
-from moe_proxy.cli.options import serving_options
+from moe_proxy.cli.options import refuse_words, serving_options
 from moe_proxy.config import Settings, load_settings
 from moe_proxy.engine.build import check_server
 from moe_proxy.engine.launch import refuse_our_flags
@@ -72,10 +72,7 @@ def engine_for_start(settings: Settings, source: Path | None, console: Console) 
 @click.argument("engine_args", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGS FOR LLAMA-SERVER]")
 def start(source: Path | None, detach: bool, engine_args: tuple[str, ...], **flags: Any) -> None:
     """Serve a model on port 11435 for OpenAI and Ollama clients; build llama-server when needed."""
-    if engine_args and not engine_args[0].startswith("-"):
-        raise click.UsageError(
-            f"unexpected argument {engine_args[0]!r}; arguments for llama-server follow --"
-        )
+    refuse_words(engine_args)
     refuse_our_flags(engine_args)
     settings = load_settings(flags)
     if settings.port == 0:

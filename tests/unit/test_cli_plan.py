@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -18,7 +19,12 @@ from moe_proxy.cli.serve import describe
 from moe_proxy.config import Settings
 from moe_proxy.forecast import Memory, Part
 from moe_proxy.hardware import Hardware
+from moe_proxy.learning import learned_path
+from moe_proxy.model.gguf_header import read_header
+from moe_proxy.model.layout import layout_of
 from moe_proxy.planner import plan_of
+from moe_proxy.routing.learner import Learner
+from moe_proxy.routing.router_map import ModelKey
 from moe_proxy.served import examine
 from tests.support.command_line import run_main
 
@@ -72,6 +78,27 @@ def test_the_hit_rate_comes_from_the_shipped_map(
     assert 0.5 < hits["least"] < hits["mean"] < hits["most"] <= 1
     assert facts["resident_bytes"] == int(0.3 * facts["plan"]["expert_bytes"])
     assert facts["improvements"][0]["change"] == "all experts in RAM: leave --ram-budget out"
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_what_was_learned_counts(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any, planted_model: Path, tmp_path: Path
+) -> None:
+    """What traffic has taught of the experts used is in the estimate; `--no-learn` leaves it out."""
+    layout = layout_of(read_header(planted_model))
+    learner = Learner(ModelKey.of(layout), None, 1e5)
+    counts = np.zeros((len(layout.layers), layout.experts), np.int64)
+    counts[:, :4] = 10**6
+    learner.learn({"code": 1.0}, 10**6, counts)
+    path = learned_path(tmp_path / "state" / "11435", layout.fingerprint)
+    path.parent.mkdir(parents=True)
+    path.write_text(learner.dump())
+    args = ("--model", str(planted_model), "--ram-budget", "20%")
+    hits = plan_json(monkeypatch, capsys, *args)["hit_rate"]
+    assert hits["most"] > 0.99
+    assert hits["most"] > plan_json(monkeypatch, capsys, *args, "--no-learn")["hit_rate"]["most"]
+    path.write_text("{}")
+    assert plan_json(monkeypatch, capsys, *args)["hit_rate"]["most"] < 0.99
 
 
 @pytest.mark.usefixtures("no_gpu")
@@ -131,6 +158,7 @@ def test_what_a_person_reads(monkeypatch: pytest.MonkeyPatch, capsys: Any, plant
         (("--bandwidth", "ram=fast"), "ram=fast"),
         (("--model", "/nowhere.gguf"), "/nowhere.gguf"),
         (("--", "-ctk", "q3"), "'q3'"),
+        (("extra",), "'extra'"),
         (("--", "--port", "1"), "--port"),
     ],
 )
