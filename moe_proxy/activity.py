@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 RECENT_REQUESTS = 20
 # No oftener does the feed push, and a mixture of a large model takes a while to work out.
 _LOOK_INTERVAL_S = 0.05
+# Each of them is a question to the engine, and nobody reads a longer list.
+IN_FLIGHT_SHOWN = 16
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,34 @@ class Activity:
     def recent(self) -> list[dict[str, object]]:
         """The last requests, newest last, as JSON values."""
         return [asdict(request) for request in self.finished]
+
+    async def in_flight(self) -> list[dict[str, object]]:
+        """The oldest running requests as JSON values; ``tokens`` are those computed so far, prompt included.
+
+        None: it waits for a slot, or there is no pager that could be asked.
+        """
+        running = list(self._running.items())[:IN_FLIGHT_SHOWN]
+        counts = await asyncio.gather(*(self._tokens(request_id) for request_id, _ in running))
+        now_s = self._clock_s()
+        return [
+            {
+                "id": request_id,
+                "path": request.path,
+                "domain": request.classification.domain if request.classification else None,
+                "confidence": request.classification.confidence if request.classification else 0.0,
+                "seconds": round(now_s - request.started_s, 3),
+                "tokens": tokens,
+            }
+            for (request_id, request), tokens in zip(running, counts, strict=True)
+        ]
+
+    async def _tokens(self, request_id: str) -> int | None:
+        if self._control is None:
+            return None
+        try:
+            return _count(await self._control.usage(request=request_id), "tokens")
+        except EngineError:
+            return None
 
     def close(self) -> None:
         """Look at nothing any more."""

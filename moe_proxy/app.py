@@ -148,6 +148,7 @@ async def surface(
             model=_card(served, engine_args),
             observer=activity,
             stats=report.stats,
+            placement=report.placement,
             classifier=served.classifier,
             domain_labels=frozenset(DOMAINS)
             | frozenset(served.router_map.domains if served.router_map else ()),

@@ -5,8 +5,9 @@ Every instance has its own registry, so that two proxies in one process do not c
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping
+import math
+from collections import Counter, deque
+from collections.abc import Collection, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client import Counter as PrometheusCounter
@@ -18,6 +19,9 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 _ENGINE_PREFIX = b"llamacpp:"
 
 _LATENCY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+
+# Percentiles are of so many answers, the last ones.
+RECENT_ANSWERS = 500
 
 # Counter of the pager: our name after ``moe_proxy_`` and what it counts.
 _EXPERT_COUNTERS = {
@@ -38,6 +42,15 @@ _EXPERT_GAUGES = {
     "locked_bytes": "Bytes of experts locked in RAM",
     "budget_bytes": "Bytes that resident experts may take: of VRAM with a GPU that pages, else of RAM",
 }
+# What a tier says of itself: all of it in bytes.
+_TIER_PARTS = (
+    "budget_bytes",
+    "total_bytes",
+    "resident_bytes",
+    "locked_bytes",
+    "arena_bytes",
+    "staging_bytes",
+)
 
 
 class Metrics:
@@ -81,6 +94,8 @@ class Metrics:
         self._active = 0
         self._domain_counts: Counter[str] = Counter()
         self._failure_counts: Counter[str] = Counter()
+        self._recent_first_token_s: deque[float] = deque(maxlen=RECENT_ANSWERS)
+        self._recent_duration_s: deque[float] = deque(maxlen=RECENT_ANSWERS)
 
     def answered(self, route: str, status: int, seconds: float) -> None:
         """A request of ``route`` (a path pattern, never a client's text) was answered with ``status``."""
@@ -90,6 +105,11 @@ class Metrics:
     def first_token(self, route: str, seconds: float) -> None:
         """The first bytes of a streamed answer left after ``seconds``."""
         self._first_byte_s.labels(route).observe(seconds)
+        self._recent_first_token_s.append(seconds)
+
+    def generated(self, seconds: float) -> None:
+        """A request that generates text was answered in ``seconds``."""
+        self._recent_duration_s.append(seconds)
 
     def admitted(self) -> None:
         """A request for the engine was let in."""
@@ -124,11 +144,18 @@ class Metrics:
             "step_failures": dict(self._failure_counts),
         }
 
+    def latency(self) -> dict[str, object]:
+        """Percentiles of the last answers that generated text, in seconds; None when there are none yet."""
+        return {
+            "first_token_s": _percentiles(self._recent_first_token_s),
+            "duration_s": _percentiles(self._recent_duration_s),
+        }
+
     def render(self, stats: Mapping[str, object]) -> bytes:
         """Everything in Prometheus's text format.
 
-        ``stats`` is the JSON behind ``/stats``. Read from it: ``engine.restarts``, ``engine.state`` and, when
-        the pager answered, the counters and gauges under ``experts`` with the pager's own names.
+        ``stats`` is the JSON behind ``/stats``. Read from it: ``engine.restarts``, ``engine.state``,
+        ``engine.rss_bytes`` and, when the pager answered, what stands under ``experts`` with its own names.
         """
         self._engine.stats = stats
         return generate_latest(self._registry)
@@ -167,6 +194,10 @@ class _EngineCollector:
         if isinstance(state, str):
             ready = float(state == "ready")
             yield GaugeMetricFamily("moe_proxy_engine_ready", "1 while llama-server is ready", value=ready)
+        rss_bytes = _number(engine.get("rss_bytes"))
+        if rss_bytes is not None:
+            text = "RAM that llama-server has in use, mapped files included"
+            yield GaugeMetricFamily("moe_proxy_engine_rss_bytes", text, value=rss_bytes)
         experts = _mapping(self.stats.get("experts"))
         for name, (metric, text) in _EXPERT_COUNTERS.items():
             count = _number(experts.get(name))
@@ -176,6 +207,26 @@ class _EngineCollector:
             amount = _number(experts.get(name))
             if amount is not None:
                 yield GaugeMetricFamily(f"moe_proxy_expert_{name}", text, value=amount)
+        tiers = _mapping(experts.get("tiers"))
+        if tiers:
+            text = "Bytes of a memory tier, by part"
+            family = GaugeMetricFamily("moe_proxy_tier_bytes", text, labels=("tier", "part"))
+            for tier, said in tiers.items():
+                for part in _TIER_PARTS:
+                    size_bytes = _number(_mapping(said).get(part))
+                    if size_bytes is not None:
+                        family.add_metric((tier, part.removesuffix("_bytes")), size_bytes)
+            yield family
+
+
+def _percentiles(seconds: Collection[float]) -> dict[str, object]:
+    """By nearest rank: each is a time that was measured."""
+    ranked = sorted(seconds)
+
+    def at(share: float) -> float | None:
+        return round(ranked[math.ceil(share * len(ranked)) - 1], 6) if ranked else None
+
+    return {"p50": at(0.5), "p95": at(0.95), "p99": at(0.99), "count": len(ranked)}
 
 
 def _mapping(value: object) -> Mapping[str, object]:

@@ -1,11 +1,13 @@
-"""Owns the JSON of ``/stats``: which number comes from where. It counts nothing itself."""
+"""Owns the JSON of ``/stats``, and of where experts lie: which number comes from where. It counts nothing."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field
+
+import psutil
 
 from moe_proxy import __version__
 from moe_proxy.activity import Activity
@@ -15,6 +17,8 @@ from moe_proxy.errors import EngineError
 from moe_proxy.learning import Learning
 from moe_proxy.metrics import Metrics
 from moe_proxy.model.layout import ModelLayout
+from moe_proxy.remarks import constant_layers, constant_routing, remarks
+from moe_proxy.routing.prior import Prior
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,8 @@ class Report:
         """The JSON of ``/stats``; ``experts`` is None without a pager, and while it cannot be asked."""
         layout, status, feed = self.layout, self.supervisor.status, self.feed
         prior = self.activity.prior
-        return {
+        experts, in_flight = await asyncio.gather(self._experts(status), self.activity.in_flight())
+        said: dict[str, object] = {
             "version": __version__,
             "uptime_s": round(time.monotonic() - self.started_s, 1),
             "model": {
@@ -54,8 +59,13 @@ class Report:
                 "reason": status.reason,
                 "restarts": status.restarts,
                 "pid": status.pid,
+                "progress": status.progress,
+                "since_s": round(status.since_s, 1),
+                "rss_bytes": _rss_bytes(status.pid),
             },
             "requests": self.metrics.requests(),
+            "in_flight": in_flight,
+            "latency": self.metrics.latency(),
             "prior": {
                 "map": self.router_map,
                 "id": prior.id if prior else None,
@@ -64,8 +74,30 @@ class Report:
             },
             "learned": self.learning.report() if self.learning else None,
             "pager": self.control is not None,
-            "experts": await self._experts(status),
+            "experts": experts,
             "recent": self.activity.recent(),
+        }
+        return {**said, "remarks": [asdict(remark) for remark in remarks(said)]}
+
+    async def placement(self) -> Mapping[str, object] | None:
+        """Where experts lie, for each MoE layer; None without a pager, and while it cannot be asked.
+
+        ``resident`` is a text of 0 and 1, one character an expert; ``prior``, if there is one, the
+        probability of a pick in thousandths. ``remarks`` are what the picks of the layers give reason to say.
+        """
+        if self.control is None or self.supervisor.status.state is not State.READY:
+            return None
+        try:
+            residency, usage = await asyncio.gather(self.control.residency(), self.control.usage())
+        except EngineError:
+            return None
+        experts, prior = self.layout.experts, self.activity.prior
+        constant = constant_layers(usage["layers"], self.layout.experts_used)
+        return {
+            "experts": experts,
+            "resident": {layer: _bits(ids, experts) for layer, ids in residency["layers"].items()},
+            "prior": _thousandths(prior, experts) if prior else None,
+            "remarks": [asdict(remark) for remark in constant_routing(constant)],
         }
 
     async def _experts(self, status: EngineStatus) -> Mapping[str, object] | None:
@@ -79,5 +111,30 @@ class Report:
             **counters,
             "mode": described["mode"],
             "pending": described["mover"]["pending"],
+            "policy": described["policy"]["name"],
+            "tiers": described["tiers"],
             "reasons": described["reasons"],
         }
+
+
+def _rss_bytes(pid: int | None) -> int | None:
+    """What the process has in RAM; None when there is none, or none that may be looked at."""
+    try:
+        return int(psutil.Process(pid).memory_info().rss) if pid is not None else None
+    except psutil.Error:
+        return None
+
+
+def _bits(ids: Collection[int], experts: int) -> str:
+    resident = set(ids)
+    return "".join("1" if expert in resident else "0" for expert in range(experts))
+
+
+def _thousandths(prior: Prior, experts: int) -> dict[str, list[int]]:
+    rows = {}
+    for layer, pairs in prior.layers.items():
+        row = [0] * experts
+        for expert, probability in pairs:
+            row[expert] = round(1000 * probability)
+        rows[str(layer)] = row
+    return rows

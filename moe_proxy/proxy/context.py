@@ -18,6 +18,11 @@ from moe_proxy.proxy.parameters import ParameterFilter
 
 UnknownModel = Literal["strict", "any"]
 StatsProvider = Callable[[], Awaitable[Mapping[str, object]]]
+PlacementProvider = Callable[[], Awaitable[Mapping[str, object] | None]]
+
+
+async def _unknown_placement() -> None:
+    """Nobody knows where experts lie."""
 
 
 class BackendStatus(Protocol):
@@ -139,6 +144,7 @@ class Clocks:
 class ProxyContext:
     """Everything the HTTP surface works with.
 
+    ``placement`` says where experts lie, and gives None while nobody knows.
     ``domain_labels`` are the domains a client may name in ``X-Moe-Domain``. ``unload`` stops the engine until
     ``backend.ready`` is next awaited, and does not wait; None: a request to unload is acknowledged and
     changes nothing. ``keep_alive`` says when it is called. ``open_routes`` are those of llama-server that
@@ -149,6 +155,7 @@ class ProxyContext:
     model: ModelCard
     observer: RequestObserver
     stats: StatsProvider
+    placement: PlacementProvider = _unknown_placement
     classifier: Classifier | None = None
     domain_labels: frozenset[str] = frozenset()
     limits: Limits = Limits()

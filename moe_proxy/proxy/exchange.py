@@ -23,22 +23,30 @@ from moe_proxy.proxy.context import ProxyContext
 from moe_proxy.proxy.replies import Family, family_of
 from moe_proxy.proxy.security import origin_allowed
 from moe_proxy.proxy.upstream import Upstream
+from moe_proxy.proxy.watching import Watching
 
 Result = TypeVar("Result")
 
 
 class Exchange:
     """One request. ``path`` is the normal path, ``route`` its pattern, ``name`` what the path names, if
-    anything. ``committed``: the head of the reply was sent.
+    anything. ``committed``: the head of the reply was sent. ``generates``: its answer is text of the model.
     """
 
     def __init__(
-        self, request: web.Request, context: ProxyContext, admission: Admission, upstream: Upstream, path: str
+        self,
+        request: web.Request,
+        context: ProxyContext,
+        admission: Admission,
+        upstream: Upstream,
+        watching: Watching,
+        path: str,
     ) -> None:
         self.request = request
         self.context = context
         self.admission = admission
         self.upstream = upstream
+        self.watching = watching
         self.path = path
         self.route = "other"
         self.name = ""
@@ -47,6 +55,7 @@ class Exchange:
         self.started_s = context.clocks.monotonic_s()
         self.started_ns = context.clocks.monotonic_ns()
         self.committed = False
+        self.generates = False
         self._first_token_s: float | None = None
         self._domain: str | None = None
 
@@ -130,6 +139,7 @@ class Exchange:
     @contextmanager
     def observed(self, classification: Classification | None) -> Iterator[None]:
         """Tell the observer that the request begins, and, whatever happens, that it has ended."""
+        self.generates = True
         with self.admission.beside("observe"):
             self.context.observer.begin(self.id, self.path, classification)
         try:

@@ -26,6 +26,7 @@ body {{ font: 1rem/1.5 system-ui, sans-serif; max-width: 40rem; margin: 3rem aut
 <p>Ollama is running, and so is an OpenAI API: point your tool at this address.</p>
 <p>{state}</p>
 <ul>
+<li><a href="/dashboard">/dashboard</a>: what happens now</li>
 <li><a href="/stats">/stats</a>: what really happened</li>
 <li><a href="/metrics">/metrics</a>: the same for Prometheus</li>
 <li><a href="/v1/models">/v1/models</a>, <a href="/api/tags">/api/tags</a>: the served model</li>

@@ -137,19 +137,24 @@ class _Stream:
     async def send(self, data: bytes) -> None:
         """Send bytes, after the head if it was not sent yet."""
         self._sent_s = self._exchange.context.clocks.monotonic_s()
-        if not self.response.prepared:
-            self._exchange.committed = True
-            self._exchange.stamp(self.response)
-            await self.response.prepare(self._exchange.request)
-        transport = self._exchange.request.transport
-        if transport is None:
-            raise ConnectionResetError("the client has gone")
-        # A write waits for a client that does not read; one that has hung for good gives its slot back.
-        timer = asyncio.get_running_loop().call_later(self._exchange.context.limits.stall_s, transport.abort)
-        try:
-            await self.response.write(data)
-        finally:
-            timer.cancel()
+        await deliver(self._exchange, self.response, data)
+
+
+async def deliver(exchange: Exchange, response: web.StreamResponse, data: bytes) -> None:
+    """Send bytes of a stream, after its head if that was not sent yet; waits while the client is slow."""
+    if not response.prepared:
+        exchange.committed = True
+        exchange.stamp(response)
+        await response.prepare(exchange.request)
+    transport = exchange.request.transport
+    if transport is None:
+        raise ConnectionResetError("the client has gone")
+    # A write waits for a client that does not read; one that has hung for good gives its slot back.
+    timer = asyncio.get_running_loop().call_later(exchange.context.limits.stall_s, transport.abort)
+    try:
+        await response.write(data)
+    finally:
+        timer.cancel()
 
 
 def close_opening(task: asyncio.Future[Answer]) -> None:

@@ -22,8 +22,12 @@ _LOCAL_SUFFIXES = (".localhost", ".local", ".internal")
 _LOCAL_ORIGIN_HOSTS = frozenset({"localhost", "127.0.0.1", "0.0.0.0", "::1"})  # noqa: S104 - nothing binds here
 # Pages of programs on this machine, not of the web; the list that Ollama's users rely on.
 _LOCAL_ORIGIN_SCHEMES = frozenset({"app", "file", "tauri", "vscode-webview", "vscode-file"})
-# What a load balancer and a client that looks for Ollama may see: nothing of the model, nothing of its use.
-_OPEN_PATHS = frozenset({"/", "/health", "/livez"})
+# What a load balancer, a client that looks for Ollama, and a browser, which cannot send a key with an
+# address, may see: nothing of the model, nothing of its use.
+_OPEN_PATHS = frozenset(
+    {"/", "/health", "/livez", "/dashboard", "/dashboard/dashboard.css", "/dashboard/dashboard.js",
+     "/dashboard/charts.js", "/dashboard/dashboard.html"}
+)  # fmt: skip
 _UNRESERVED = frozenset(string.ascii_letters + string.digits + "-._~")
 _ESCAPE = re.compile("%([0-9A-Fa-f]{2})")
 _MEDIA_FIELDS = ("image_url", "video_url", "audio_url", "input_audio", "input_video", "source", "file", "url")

@@ -20,7 +20,7 @@ from moe_proxy.errors import (
     RequestError,
     WrongMethodError,
 )
-from moe_proxy.proxy import passthrough, status
+from moe_proxy.proxy import dashboard, passthrough, status
 from moe_proxy.proxy.admission import Admission
 from moe_proxy.proxy.context import ProxyContext
 from moe_proxy.proxy.exchange import Exchange
@@ -31,12 +31,14 @@ from moe_proxy.proxy.ollama import routes as ollama
 from moe_proxy.proxy.replies import error_reply
 from moe_proxy.proxy.security import Head, check_head, check_key, normal_path
 from moe_proxy.proxy.upstream import Upstream
+from moe_proxy.proxy.watching import Watching
 
 logger = logging.getLogger(__name__)
 
 Endpoint = Callable[[Exchange], Awaitable[web.StreamResponse]]
 
 ADMISSION = web.AppKey("admission", Admission)
+_WATCHING = web.AppKey("watching", Watching)
 _UPSTREAM = web.AppKey("upstream", Upstream)
 
 # Beyond this, the follow-ups of the last requests are given up.
@@ -52,6 +54,8 @@ ROUTES: Mapping[str, Mapping[str, Endpoint]] = {
     "/livez": {"GET": status.livez},
     "/stats": {"GET": status.stats},
     "/metrics": {"GET": status.prometheus},
+    "/dashboard": {"GET": dashboard.page},
+    "/dashboard/events": {"GET": dashboard.events},
     "/openapi.json": {"GET": status.described},
     "/v1/chat/completions": {"POST": passthrough.generate},
     "/v1/completions": {"POST": passthrough.generate},
@@ -86,6 +90,7 @@ ROUTES: Mapping[str, Mapping[str, Endpoint]] = {
 # One more segment after these names something.
 NAMED_ROUTES: Mapping[str, Mapping[str, Endpoint]] = {
     "/v1/models": {"GET": status.openai_model},
+    "/dashboard": {"GET": dashboard.file},
     "/ui": {"GET": passthrough.page},
     "/api/blobs": {"POST": ollama.refused, "GET": ollama.refused},
 }
@@ -133,7 +138,19 @@ def make_app(context: ProxyContext) -> web.Application:
     app = web.Application(client_max_size=context.limits.max_body_bytes)
     app[LIVE] = Live(context)
     keep_alive = KeepAlive(context.keep_alive, context.unload)
-    app[ADMISSION] = Admission(context.limits, context.metrics, keep_alive)
+    app[ADMISSION] = admission = Admission(context.limits, context.metrics, keep_alive)
+    app[_WATCHING] = watching = Watching(
+        context.stats,
+        context.placement,
+        monotonic_s=context.clocks.monotonic_s,
+        wall_ns=context.clocks.wall_ns,
+        beside=lambda: admission.beside("dashboard"),
+    )
+
+    async def end_views(_: web.Application) -> None:
+        await watching.close()
+
+    app.on_shutdown.append(end_views)
     # Routing is ours, because it has to see the same normal path that is judged and forwarded.
     app.router.add_route("*", "/{path:(?s:.*)}", _dispatch)
     app.cleanup_ctx.append(_connected)
@@ -161,7 +178,7 @@ async def _connected(app: web.Application) -> AsyncIterator[None]:
 async def _dispatch(request: web.Request) -> web.StreamResponse:
     app = request.app
     path = app[LIVE].path_of(normal_path(request.raw_path))
-    exchange = Exchange(request, app[LIVE].context, app[ADMISSION], app[_UPSTREAM], path)
+    exchange = Exchange(request, app[LIVE].context, app[ADMISSION], app[_UPSTREAM], app[_WATCHING], path)
     clocks, metrics = exchange.context.clocks, exchange.context.metrics
     code = _CLIENT_GONE
     try:
@@ -173,6 +190,8 @@ async def _dispatch(request: web.Request) -> web.StreamResponse:
     finally:
         duration_s = clocks.monotonic_s() - exchange.started_s
         metrics.answered(exchange.route, code, duration_s)
+        if exchange.generates and code == 200:
+            metrics.generated(duration_s)
         if exchange.context.access_log is not None:
             try:
                 exchange.context.access_log(exchange.record(code, duration_s))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from moe_proxy.activity import RECENT_REQUESTS, Activity
+from moe_proxy.activity import IN_FLIGHT_SHOWN, RECENT_REQUESTS, Activity
 from moe_proxy.domains.base import Classification
 from moe_proxy.errors import EngineGoneError
 from moe_proxy.routing.active import ActiveRequests
@@ -119,3 +119,31 @@ async def test_without_a_pager_nobody_is_asked() -> None:
     await activity.end("1")
     assert activity.uncounted == 0
     assert activity.recent()[0]["domain"] == "codegen"
+
+
+async def test_requests_in_flight_tell_their_tokens() -> None:
+    """Who runs, how long, of which domain, and how far it is; one that waits for a slot has no number."""
+    now_s = 10.0
+    control = Control({"tokens": 7, "layers": {}})
+    active = ActiveRequests(MAP, kappa=8.0, min_distance=0.05)
+    activity = Activity(active, Feed(), control, clock_s=lambda: now_s)  # type: ignore[arg-type]
+    activity.begin("1", "/v1/chat/completions", CODE)
+    activity.begin("2", "/api/generate", None)
+    now_s = 12.5
+    first, second = await activity.in_flight()
+    assert (first["id"], first["domain"], first["seconds"], first["tokens"]) == ("1", "codegen", 2.5, 7)
+    assert (second["path"], second["domain"]) == ("/api/generate", None)
+    control.answer = None
+    assert [request["tokens"] for request in await activity.in_flight()] == [None, None]
+    await activity.end("1")
+    assert [request["id"] for request in await activity.in_flight()] == ["2"]
+
+
+async def test_the_list_of_requests_in_flight_is_bounded() -> None:
+    """The engine is asked about so many of them and no more."""
+    activity, _ = _activity({"tokens": 1, "layers": {}})
+    for number in range(IN_FLIGHT_SHOWN + 5):
+        activity.begin(str(number), "/api/chat", None)
+    assert [request["id"] for request in await activity.in_flight()] == [
+        str(n) for n in range(IN_FLIGHT_SHOWN)
+    ]
