@@ -1,60 +1,58 @@
-"""Owns the engine's build: its key, its place in the cache, the steps from source to a finished llama-server.
+"""Owns the engine's build: the steps from source to a finished llama-server.
 
-A finished engine is a folder that appears at once and is never changed after. It never runs an engine.
+A finished engine is a folder that appears at once and is never changed after. It never serves with one.
 """
 
 from __future__ import annotations
 
-import fcntl
-import json
 import os
 import re
 import shutil
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 
+from moe_proxy.engine.cache import (
+    EngineBuild,
+    built_elsewhere,
+    engines_folder,
+    fault_of,
+    finished,
+    install,
+    lock_of,
+    locked,
+    made_to_travel,
+    sweep,
+)
 from moe_proxy.engine.program import run_logged
 from moe_proxy.engine.recipe import BuildRequest, definitions, inputs_of, key_of, program_definitions
 from moe_proxy.engine.source import Progress, read_pin
-from moe_proxy.engine.toolchain import Toolchain, check_disk, find_toolchain, output_of
+from moe_proxy.engine.toolchain import Toolchain, check_disk, find_toolchain, this_cpu
 from moe_proxy.engine.tree import prepare_tree
 from moe_proxy.errors import BuildError, ConfigError
-from moe_proxy.files import write_text
 from moe_proxy.resources import data_path
 
 _CPU_BYTES, _CUDA_BYTES = 500_000_000, 5_000_000_000
 _ERROR_LINES = 15
 _LONG_LINE = 400
-_GIVEN_UP_S = 24 * 3600
 _NINJA_STEP = re.compile(r"^\[(\d+)/(\d+)\] ")
 
 
-@dataclass(frozen=True)
-class EngineBuild:
-    """A finished engine in ``<cache>/engine/<key>/``."""
-
-    key: str
-    folder: Path
-    server: Path
-    log: Path
-    stock: bool
-    cuda: bool
-
-
 def engine_for(request: BuildRequest) -> EngineBuild | None:
-    """The engine of ``request`` if it is already built, without network and in well under a second.
+    """The engine of ``request`` if it is already there, without network and in well under a second.
 
-    A machine without a compiler (a container whose engine was built in another) gets the newest engine that
-    agrees in all else. Raises BuildError when the request itself cannot be.
+    Its own build comes first, then one that was imported or built to travel. A machine without a compiler (a
+    container whose engine was built in another) gets the newest engine that agrees in all else. Raises
+    BuildError when the request itself cannot be.
     """
     inputs = inputs_of(request)
     try:
-        return _finished(request, {**inputs, "compiler": find_toolchain(request.cuda).compiler_version})
+        compiler = find_toolchain(request.cuda).compiler_version
     except BuildError:
-        return _built_elsewhere(request, inputs)
+        own = built_elsewhere(request.cache_dir, inputs)
+    else:
+        own = finished(request.cache_dir, {**inputs, "compiler": compiler})
+    return own or made_to_travel(request.cache_dir, inputs, this_cpu())
 
 
 def check_server(path: Path) -> Path:
@@ -76,15 +74,14 @@ def build_engine(request: BuildRequest, progress: Progress) -> EngineBuild:
     inputs = inputs_of(request)
     toolchain = find_toolchain(request.cuda)
     inputs["compiler"] = toolchain.compiler_version
-    engines = request.cache_dir / "engine"
-    key = key_of(inputs)
+    engines = engines_folder(request.cache_dir)
     try:
         engines.mkdir(parents=True, exist_ok=True)
-        with _locked(engines / f".lock-{key}", progress):
-            found = _finished(request, inputs)
+        with locked(lock_of(request.cache_dir, key_of(inputs)), progress):
+            found = finished(request.cache_dir, inputs)
             if found is not None:
                 return found
-            _sweep(engines)
+            sweep(request.cache_dir)
             check_disk(engines, _CUDA_BYTES if request.cuda else _CPU_BYTES)
             return _build(request, inputs, toolchain, progress)
     except OSError as error:
@@ -98,7 +95,7 @@ def _build(
     request: BuildRequest, inputs: Mapping[str, object], toolchain: Toolchain, progress: Progress
 ) -> EngineBuild:
     """All steps, in a work folder that survives an interruption. The lock of this key is held."""
-    work = request.cache_dir / "engine" / f".work-{key_of(inputs)}"
+    work = engines_folder(request.cache_dir) / f".work-{key_of(inputs)}"
     work.mkdir(exist_ok=True)
     if not (work / "tree").is_dir():
         # Without a finished tree nothing that was built from it counts.
@@ -114,7 +111,7 @@ def _build(
 def _prepare(request: BuildRequest, inputs: Mapping[str, object], work: Path, progress: Progress) -> None:
     downloads = request.cache_dir / "source"
     downloads.mkdir(exist_ok=True)
-    with _locked(downloads / ".lock", progress):
+    with locked(downloads / ".lock", progress):
         prepare_tree(
             work / "tree",
             pin=read_pin(),
@@ -156,8 +153,7 @@ def _compile(work: Path, ninja: Path, jobs: int, progress: Progress) -> None:
 
 def _finish(request: BuildRequest, inputs: Mapping[str, object], work: Path) -> EngineBuild:
     """Gather what an engine needs, prove that it starts, and let it appear under its key in one step."""
-    key = key_of(inputs)
-    staged, final = work / "engine", request.cache_dir / "engine" / key
+    staged = work / "engine"
     shutil.rmtree(staged, ignore_errors=True)
     (staged / "bin").mkdir(parents=True)
     for path in sorted((work / "build" / "bin").iterdir()):
@@ -171,17 +167,14 @@ def _finish(request: BuildRequest, inputs: Mapping[str, object], work: Path) -> 
     shutil.copy2(work / "build.log", staged / "build.log")
     server = staged / "bin" / "llama-server"
     # A CUDA build may have been made on a machine whose driver cannot load it.
-    if not request.cuda and not _starts(server):
+    if not request.cuda and (fault := fault_of(server)):
         raise BuildError(
-            f"the finished {server} does not start (it was run with --version)",
+            f"the finished {server} does not start: {fault}",
             f"run it to see why, or delete {work} and build again",
         )
-    record = {"key": key, "inputs": inputs, "built_at_s": int(time.time())}
-    write_text(staged / "build.json", json.dumps(record, indent=2) + "\n")
-    shutil.rmtree(final, ignore_errors=True)
-    staged.rename(final)
+    engine = install(staged, request.cache_dir, inputs, {"built_at_s": int(time.time())})
     shutil.rmtree(work, ignore_errors=True)
-    return _engine(final, key, inputs)
+    return engine
 
 
 def _environment(work: Path) -> dict[str, str]:
@@ -212,68 +205,3 @@ def _failure(what: str, lines: list[str], mark: str, log: Path) -> BuildError:
     elif any("Killed signal terminated program" in line for line in lines):
         what = f"{what}: the compiler was killed, most likely for lack of memory (try --jobs 1)"
     return BuildError("\n  ".join([what, *shown]), f"the whole output is in {log}")
-
-
-def _starts(server: Path) -> bool:
-    return bool(output_of([server, "--list-devices"], {"PATH": os.environ.get("PATH", "")}))
-
-
-def _finished(request: BuildRequest, inputs: Mapping[str, object]) -> EngineBuild | None:
-    key = key_of(inputs)
-    folder = request.cache_dir / "engine" / key
-    engine = _engine(folder, key, inputs)
-    complete = (folder / "build.json").is_file() and os.access(engine.server, os.X_OK)
-    return engine if complete else None
-
-
-def _built_elsewhere(request: BuildRequest, inputs: Mapping[str, object]) -> EngineBuild | None:
-    found: list[tuple[int, EngineBuild]] = []
-    for path in (request.cache_dir / "engine").glob("*/build.json"):
-        try:
-            record = json.loads(path.read_text(encoding="utf-8"))
-            built = dict(record["inputs"])
-            built_at_s = int(record["built_at_s"])
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-        if {**built, "compiler": None} == {**inputs, "compiler": None}:
-            engine = _finished(request, built)
-            if engine is not None:
-                found.append((built_at_s, engine))
-    return max(found, key=lambda pair: pair[0])[1] if found else None
-
-
-def _engine(folder: Path, key: str, inputs: Mapping[str, object]) -> EngineBuild:
-    return EngineBuild(
-        key=key,
-        folder=folder,
-        server=folder / "bin" / "llama-server",
-        log=folder / "build.log",
-        stock=bool(inputs["stock"]),
-        cuda=bool(inputs["cuda"]),
-    )
-
-
-def _sweep(engines: Path) -> None:
-    """Remove work folders of builds that were given up: a day old, and nobody holds their lock."""
-    for work in engines.glob(".work-*"):
-        key = work.name.removeprefix(".work-")
-        if time.time() - work.stat().st_mtime < _GIVEN_UP_S:
-            continue
-        with (engines / f".lock-{key}").open("ab") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                continue
-            shutil.rmtree(work, ignore_errors=True)
-
-
-@contextmanager
-def _locked(path: Path, progress: Progress) -> Iterator[None]:
-    """Hold ``path`` against other processes. The file stays: removing it would let two hold it at once."""
-    with path.open("ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            progress("wait", 0.0)
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield

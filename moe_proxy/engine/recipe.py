@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from moe_proxy.engine.compatibility import portable_cpu
 from moe_proxy.engine.source import Pin, check_tree, read_pin, tree_hash
 from moe_proxy.engine.toolchain import Toolchain, this_cpu
 from moe_proxy.engine.tree import additions_hash
@@ -18,12 +20,19 @@ from moe_proxy.errors import BuildError
 from moe_proxy.hardware import probe
 from moe_proxy.resources import data_path
 
+ALL_ARCHITECTURES = "all"
+# Every architecture that CUDA 13 compiles for: machine code for each, and PTX for what comes after them.
+_CUDA_13 = (75, 80, 86, 87, 88, 89, 90, 100, 103, 110, 120, 121)
 _RECIPE = 1  # part of the key: raise it when the build's steps change what they make
 
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """What to build. ``cuda_architectures`` as CMake takes them ("86;89"), "" for the GPUs present."""
+    """What to build.
+
+    ``cuda_architectures`` as CMake takes them ("86;89"), "" for the GPUs present, "all" for all that CUDA 13
+    knows. ``portable``: for most CPUs of this kind instead of this very one.
+    """
 
     cache_dir: Path
     source: Path | None = None
@@ -31,6 +40,7 @@ class BuildRequest:
     cuda_architectures: str = ""
     stock: bool = False
     jobs: int | None = None
+    portable: bool = False
 
 
 def inputs_of(request: BuildRequest) -> dict[str, object]:
@@ -44,7 +54,7 @@ def inputs_of(request: BuildRequest) -> dict[str, object]:
         "commit": pin.commit if request.source is None else "",
         "additions": "" if request.stock else additions_hash(data_path("patches"), data_path("native")),
         "flags": _flags(request),
-        "cpu": this_cpu(),
+        "cpu": portable_cpu(os.uname().machine) if request.portable else this_cpu(),
         "stock": request.stock,
         "cuda": request.cuda,
     }
@@ -78,10 +88,12 @@ def _flags(request: BuildRequest) -> list[str]:
         "-DLLAMA_CURL=OFF",
         "-DLLAMA_OPENSSL=OFF",
         "-DLLAMA_BUILD_NUMBER=0",
-        "-DGGML_NATIVE=ON",
+        f"-DGGML_NATIVE={'OFF' if request.portable else 'ON'}",
     ]
     if request.cuda:
         architectures = request.cuda_architectures or _architectures_present()
+        if architectures == ALL_ARCHITECTURES:
+            architectures = ";".join((*(f"{name}-real" for name in _CUDA_13), f"{_CUDA_13[-1]}-virtual"))
         flags += ["-DGGML_CUDA=ON", "-DGGML_CUDA_NCCL=OFF", f"-DCMAKE_CUDA_ARCHITECTURES={architectures}"]
     return flags
 

@@ -217,7 +217,7 @@ def fetch_archive(pin: IndexFile, folder: Path, progress: Progress) -> Path:
     try:
         url = _archive_url(pin)
         with replacing(path) as temporary:
-            _download(url, temporary, progress)
+            download(url, temporary, progress)
             found = file_sha256(temporary)
             if found != pin.sha256:
                 raise BuildError(
@@ -289,7 +289,10 @@ def _html_addresses(body: str) -> dict[str, str]:
     return {name: html.unescape(link) for link, name in links}
 
 
-def _download(url: str, target: Path, progress: Progress) -> None:
+def download(url: str, target: Path, progress: Progress) -> None:
+    """Put what lies at ``url`` into ``target``. Raises BuildError for an address of another kind than http,
+    https or file, urllib.error.URLError and ConnectionError for a network that fails.
+    """
     with _open(url, "*/*") as answer, target.open("wb") as sink:
         total_bytes = int(answer.headers.get("Content-Length") or 0)
         done_bytes = 0
@@ -313,7 +316,8 @@ def _open(url: str, accept: str) -> urllib.response.addinfourl:
     parts = urllib.parse.urlsplit(url)
     if parts.scheme not in ("http", "https", "file"):
         raise BuildError(
-            f"{_without_user(url)} is not an http, https or file address", "correct PIP_INDEX_URL"
+            f"{_without_user(url)} is not an http, https or file address",
+            "correct it, or PIP_INDEX_URL if that named it",
         )
     request = urllib.request.Request(_without_user(url), headers={"Accept": accept})  # noqa: S310
     if parts.username:

@@ -5,6 +5,7 @@ It only looks and never installs or builds anything. What is missing is one Buil
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import re
@@ -25,6 +26,10 @@ _PROBE_TIMEOUT_S = 20
 # Instruction sets that -march=native may compile for; other flags come and go with kernel versions.
 _X86_SETS = re.compile(
     r"^(sse|ssse|avx|fma|f16c|bmi|amx|popcnt|movbe|gfni|vaes|vpclmul|aes|adx|sha|pclmul|abm|cx16)"
+)
+# Redistributable by the toolkit's license; in the lines that ldd prints.
+_LOADED = re.compile(
+    r"^\s*(lib(?:cudart|cublas|cublasLt)\.so\S*) => (not found|/.*?)(?: \(0x[0-9a-f]+\))?$", re.MULTILINE
 )
 _CPU_FIELDS = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU architecture", "CPU part")
 _CPU_SETS = ("flags", "Features")
@@ -139,6 +144,27 @@ def _behind(nvcc: Path) -> Path:
     top = re.search(r"^#\$ TOP=(.+)$", dry_run, re.MULTILINE)
     own = Path(top[1].strip()).resolve() / "bin" / "nvcc" if top else nvcc.resolve()
     return own if own.is_file() else nvcc
+
+
+def runtime_libraries(folder: Path) -> dict[str, Path]:
+    """The CUDA toolkit's libraries that those in ``folder`` load, by the name they ask for.
+
+    The driver's own is not among them: it belongs to the machine. Raises BuildError for one not found.
+    """
+    search = [os.environ.get("LD_LIBRARY_PATH", "")]
+    with contextlib.suppress(BuildError):
+        search += [str(_nvcc().parent.parent / name) for name in ("lib64", "lib")]
+    environment = {"PATH": os.environ.get("PATH", ""), "LD_LIBRARY_PATH": ":".join(filter(None, search))}
+    found: dict[str, Path] = {}
+    for file in sorted(folder.glob("*.so*")):
+        for name, where in _LOADED.findall(output_of(["ldd", file], environment)):
+            if where == "not found":
+                raise BuildError(
+                    f"{file.name} needs {name}, which is not found here",
+                    "install the whole CUDA toolkit, or name its folder in LD_LIBRARY_PATH",
+                )
+            found[name] = Path(where)
+    return found
 
 
 def _version(program: Path) -> str:

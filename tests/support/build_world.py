@@ -216,7 +216,8 @@ def made_up_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[W
         if hasattr(module, "data_path"):
             monkeypatch.setattr(module, "data_path", lambda name: data / name)
     monkeypatch.setattr(build_module, "find_toolchain", lambda cuda: made.toolchain)
-    monkeypatch.setattr(recipe, "this_cpu", lambda: made.cpu)
+    for module in (build_module, recipe):
+        monkeypatch.setattr(module, "this_cpu", lambda: made.cpu)
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, made.index)) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
