@@ -25,6 +25,8 @@ DRIVER_BYTES = _GIB // 2
 """What the driver takes for a process that computes; an estimate, cards differ."""
 ENGINE_RESERVE_BYTES = _GIB // 4
 """What the engine leaves free of its VRAM budget for what is taken while it computes."""
+SEQUENCES = 4
+"""Slots that llama-server makes unless told otherwise; they share one context."""
 BATCH = 512
 """Tokens of a prompt that llama-server computes at once, unless told otherwise."""
 PAGED_BATCH = 2048
@@ -61,16 +63,20 @@ class VramPlan:
 
 @dataclass(frozen=True)
 class Context:
-    """The context that is served: ``tokens`` in all slots together, and the types its KV cache is kept in."""
+    """The context that is served: ``tokens`` in all ``slots`` together, and the types of its KV cache.
+
+    ``sequences`` of them may run at once: each has a recurrent state, where a model keeps one.
+    """
 
     tokens: int
     slots: int = 1
     key_type: str = "f16"
     value_type: str = "f16"
+    sequences: int = SEQUENCES
 
     def kv_bytes(self, footprint: Footprint) -> int:
         """KV cache and recurrent state. Raises ConfigError for a type."""
-        return footprint.kv_bytes(self.tokens, self.key_type, self.value_type, self.slots)
+        return footprint.kv_bytes(self.tokens, self.key_type, self.value_type, self.sequences)
 
     def size_bytes(self, footprint: Footprint, batch: int = BATCH) -> int:
         """All that it takes beside the weights: KV cache, recurrent state, compute buffers."""

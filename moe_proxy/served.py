@@ -34,7 +34,7 @@ from moe_proxy.routing.map_facts import keep_top
 from moe_proxy.routing.router_map import ModelKey, RouterMap, check, load
 
 # Unless told otherwise: enough for a long conversation, small beside the experts of any model this is for.
-_CONTEXT = 16384
+DEFAULT_CONTEXT = 16384
 
 AUTO = "auto"
 """What ``--model`` calls the best of the models that were downloaded."""
@@ -100,7 +100,7 @@ def _best(settings: Settings, hardware: Hardware) -> tuple[Path, list[str]]:
             f"there is no MoE model in {settings.models_dir} to choose from",
             "put one there, or see moe-proxy model download --help",
         )
-    tokens = settings.context_length or _CONTEXT
+    tokens = settings.context_length or DEFAULT_CONTEXT
     fits = [fit_of(model, hardware, gpu=settings.gpu, tokens=tokens) for model in models]
     chosen, why = best(fits)
     return chosen.model.path, [f"Chosen by --model auto: {chosen.model.path}, {why}."]
@@ -160,7 +160,7 @@ def examine(
 def context_length(settings: Settings, header: GgufHeader) -> int:
     """Tokens of context of one slot; the KV cache of a model's full context can exceed its experts."""
     asked = settings.context_length
-    return asked if asked is not None else min(header.context_length or _CONTEXT, _CONTEXT)
+    return asked if asked is not None else min(header.context_length or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
 
 
 def wanted_of(
@@ -170,7 +170,12 @@ def wanted_of(
     slots = settings.slots or 1
     return Wanted(
         gpu=settings.gpu,
-        context=Context(context_length(settings, header) * slots, slots, *cache_types),
+        context=Context(
+            context_length(settings, header) * slots,
+            slots,
+            *cache_types,
+            sequences=settings.slots or planner.SEQUENCES,
+        ),
         ram_budget=parse_budget(settings.ram_budget) if settings.ram_budget else None,
         vram_budget_bytes=parse_vram_budget(settings.vram_budget) if settings.vram_budget else None,
     )

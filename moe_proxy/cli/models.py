@@ -25,6 +25,7 @@ from moe_proxy.model.gguf_header import GgufHeader, read_header
 from moe_proxy.model.layout import layout_of
 from moe_proxy.model.planted import ARCHITECTURE as PLANTED_ARCHITECTURE
 from moe_proxy.model.tensor_class import tensor_classes
+from moe_proxy.served import DEFAULT_CONTEXT
 
 TESTED = frozenset({DEMO_ARCHITECTURE, PLANTED_ARCHITECTURE})
 """Architectures that the tests serve with the pager; others differ from them in what llama.cpp handles."""
@@ -79,8 +80,9 @@ def list_models(
         raise ConfigError("no NVIDIA GPU was found", "leave --gpu out, or see what nvidia-smi says")
     on_gpu = bool(hardware.gpus) if gpu is None else gpu
     places = [settings.models_dir, *folders, demo_file(settings.cache_dir).parent]
-    looked_at = [look_at(path) for path in gguf_files(places)]
-    tokens = settings.context_length or 16384
+    with Console(stderr=True).status("Reading headers"):  # seen on a terminal alone
+        looked_at = [look_at(path) for path in gguf_files(places)]
+    tokens = settings.context_length or DEFAULT_CONTEXT
     fits = [
         fit_of(found, hardware, gpu=on_gpu, tokens=tokens)
         for found in looked_at
@@ -97,7 +99,9 @@ def list_models(
     if not console.file.isatty():
         console = Console(markup=False, emoji=False, highlight=False, width=_PIPE_COLUMNS)
     if fits:
-        console.print(_table(fits, hardware, on_gpu, tokens))
+        console.print(_table(fits, places, hardware, on_gpu, tokens))
+    for line in _remarks(fits, on_gpu):
+        console.print(line, soft_wrap=True)
     for found in unusable:
         console.print(f"Cannot be served: {found.reason}", style="yellow", soft_wrap=True)
     if not looked_at:
@@ -127,43 +131,44 @@ def _listed(fit: Fit) -> dict[str, object]:
     }
 
 
-def _table(fits: list[Fit], hardware: Hardware, on_gpu: bool, tokens: int) -> Table:
-    ram = f"{bytes_text(hardware.ram_available_bytes)} of RAM available"
-    card = hardware.gpus[0] if on_gpu else None
-    here = (
-        f"{bytes_text(card.vram_free_bytes)} of VRAM free ({card.name}), {ram}" if card else f"{ram}, no GPU"
-    )
-    table = Table(
-        title=f"With {tokens} tokens of context and {here}", title_justify="left", box=None, pad_edge=False
-    )
-    for column in (
-        "model",
-        "architecture",
-        "size",
-        "experts",
-        "a token uses",
-        "fits here",
-        "speed",
-        "tested",
-    ):
-        table.add_column(column, overflow="fold", justify="right" if column in ("size", "speed") else "left")
+def _table(fits: list[Fit], places: list[Path], hardware: Hardware, on_gpu: bool, tokens: int) -> Table:
+    here = f"{bytes_text(hardware.ram_available_bytes)} of RAM available"
+    if on_gpu:
+        card = hardware.gpus[0]
+        here = f"{bytes_text(card.vram_free_bytes)} of VRAM free ({card.name}), {here}"
+    table = Table(title=f"{here}; {tokens} tokens of context", title_justify="left", box=None, pad_edge=False)
+    table.add_column("model", overflow="fold")
+    for column in ("architecture", "size", "experts", "of them", "used", "fits in", "up to"):
+        number = column in ("size", "of them", "experts", "used", "up to")
+        table.add_column(column, justify="right" if number else "left", overflow="fold")
     for fit in fits:
-        header, layout = fit.model.header, fit.model.layout
-        used = layout.experts_used * sum(layout.expert_bytes.values())
-        speed = f"{'about' if card else 'up to'} {speed_text(fit.tokens_per_s)}" if fit.tokens_per_s else "-"
-        notes = _notes(header) if card else []
+        header, layout, path = fit.model.header, fit.model.layout, fit.model.path
+        # As it would be given: by what tells it from the others in its folder.
+        folder = next((place for place in places if path.is_relative_to(place)), path.parent)
         table.add_row(
-            str(fit.model.path),
-            f"{header.architecture} {header.quantization}",
+            str(path.relative_to(folder)),
+            header.architecture,
             bytes_text(header.size_bytes),
-            f"{len(layout.layers)} x {layout.experts}, {bytes_text(layout.total_expert_bytes)}",
-            f"{layout.experts_used} a layer, {bytes_text(used)}",
-            "; ".join((fit.text, *notes)),
-            speed,
-            "yes" if header.architecture in TESTED else "not yet",
+            bytes_text(layout.total_expert_bytes),
+            str(layout.experts),
+            str(layout.experts_used),
+            "too large" if fit.place == "nowhere" else fit.place,
+            speed_text(fit.tokens_per_s) if fit.tokens_per_s else "-",
             style="dim" if fit.place == "nowhere" else "",
         )
     return table
+
+
+def _remarks(fits: list[Fit], on_gpu: bool) -> list[str]:
+    """What there is to say of the models in the table."""
+    lines = []
+    untested = sorted({fit.model.header.architecture for fit in fits} - TESTED)
+    if untested:
+        lines.append(f"Not served by moe-proxy's own tests: {', '.join(untested)}.")
+    unpaged = [fit.model.path.name for fit in fits if _notes(fit.model.header)] if on_gpu else []
+    if unpaged:
+        lines.append(f"Float experts, which get no VRAM frames: {', '.join(unpaged)}.")
+    return lines
 
 
 def _notes(header: GgufHeader) -> list[str]:

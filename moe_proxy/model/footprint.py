@@ -1,7 +1,8 @@
 """Owns what a model takes beside its experts: dense weights, KV cache, recurrent state, compute buffers.
 
 The one place of these estimates. They come from the tensors' shapes, which tell layers apart where a header
-gives lists; what cannot be told is estimated from above. Nothing is read but the header.
+gives lists; what cannot be told is estimated from above: a sliding window counts as all of the context.
+Nothing is read but the header.
 """
 
 from __future__ import annotations

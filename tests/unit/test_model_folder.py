@@ -222,7 +222,10 @@ def test_list(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Non
     assert [Path(entry["path"]).name for entry in told["unusable"]] == ["broken.gguf"]
     assert run_main(monkeypatch, "model", "list", "--cpu") == 0
     shown = capsys.readouterr().out
-    assert "all of it in RAM" in shown and "2 a layer" in shown and "Cannot be served" in shown
+    row = next(line.split() for line in shown.splitlines() if "moe-F32.gguf" in line)
+    assert row[:2] == ["owner/moe/moe-F32.gguf", "testmoe"]
+    assert row[6:9] == ["4", "2", "RAM"]
+    assert "own tests: testmoe." in shown and "Cannot be served" in shown
     assert "\x1b" not in shown
 
 
