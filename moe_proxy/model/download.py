@@ -7,12 +7,12 @@ carries it. ``HF_ENDPOINT`` names another hub, ``HF_TOKEN`` a user of it: both a
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import logging
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -140,10 +140,15 @@ def download(model: RemoteModel, models_dir: Path, progress: Progress) -> Path:
         target = folder / file.name
         _make_folder(target.parent)
         part.replace(target)
-    for path in sorted(unfinished.glob("**"), reverse=True) if unfinished.exists() else ():
-        if path.is_dir() and not any(path.iterdir()):
-            path.rmdir()
+    _tidy(models_dir / _UNFINISHED)
     return folder / min(file.name for file in model.files)
+
+
+def _tidy(folder: Path) -> None:
+    """Remove ``folder`` and those below that hold nothing; another download may be making one of them."""
+    for path in sorted((folder, *folder.rglob("*")), reverse=True):
+        with contextlib.suppress(OSError):  # it is no folder, or not empty
+            path.rmdir()
 
 
 def check_room(folder: Path, size_bytes: int) -> None:
@@ -278,7 +283,7 @@ def _read_on(model: RemoteModel, file: RemoteFile, sink: _Sink) -> None:
                 raise
 
 
-@contextmanager
+@contextlib.contextmanager
 def _translated(repo: str, sink: _Sink | None = None, file: RemoteFile | None = None) -> Iterator[None]:
     """The library's errors as ours. With ``sink``: what has come of ``file`` stays."""
     from huggingface_hub.constants import ENDPOINT

@@ -97,7 +97,7 @@ def test_a_model_is_fetched(hub: FakeHub, folder: Path) -> None:
     assert left(folder) == [f"{REPO}/{FILE}"]
     assert report[-1] == (FILE, len(CONTENT), len(CONTENT))
     assert [done for _, done, _ in report] == sorted(done for _, done, _ in report)
-    assert not (folder / ".unfinished" / REPO).exists()
+    assert not (folder / ".unfinished").exists()
 
 
 def test_what_is_there_is_checked_and_not_fetched(hub: FakeHub, folder: Path) -> None:

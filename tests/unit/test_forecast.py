@@ -73,6 +73,19 @@ def test_frames_against_the_engine(budget_bytes: int, arena_bytes: int) -> None:
     assert abs(frames - arena_bytes) < 0.05 * budget_bytes
 
 
+def test_the_whole_model_against_the_engine() -> None:
+    """All is placed in VRAM from what the engine took for it (18150 MiB) on, within 3 %."""
+    taken = 18_150 * 2**20
+
+    def placement(budget_bytes: float) -> str:
+        vram = forecast(case(int(budget_bytes))).plan.vram
+        assert vram is not None
+        return vram.placement
+
+    assert placement(taken) == "paged"
+    assert placement(1.03 * taken) == "all"
+
+
 @pytest.mark.parametrize(
     ("busy", "hits", "tokens_per_s"),
     [(12, 0.153, 49.0), (12, 0.627, 92.4), (25, 0.808, 135), (51, 0.947, 202), (76, 0.988, 235)],
