@@ -42,6 +42,10 @@ _EXPERT_GAUGES = {
     "locked_bytes": "Bytes of experts locked in RAM",
     "budget_bytes": "Bytes that resident experts may take: of VRAM with a GPU that pages, else of RAM",
 }
+_ENGINE_GAUGES = {
+    "rss_bytes": "RAM that llama-server has in use, mapped files included",
+    "vram_bytes": "VRAM that llama-server has in use, on all GPUs",
+}
 # What a tier says of itself: all of it in bytes.
 _TIER_PARTS = (
     "budget_bytes",
@@ -155,7 +159,7 @@ class Metrics:
         """Everything in Prometheus's text format.
 
         ``stats`` is the JSON behind ``/stats``. Read from it: ``engine.restarts``, ``engine.state``,
-        ``engine.rss_bytes`` and, when the pager answered, what stands under ``experts`` with its own names.
+        what its process uses and, when the pager answered, what stands under ``experts`` with its own names.
         """
         self._engine.stats = stats
         return generate_latest(self._registry)
@@ -194,10 +198,14 @@ class _EngineCollector:
         if isinstance(state, str):
             ready = float(state == "ready")
             yield GaugeMetricFamily("moe_proxy_engine_ready", "1 while llama-server is ready", value=ready)
-        rss_bytes = _number(engine.get("rss_bytes"))
-        if rss_bytes is not None:
-            text = "RAM that llama-server has in use, mapped files included"
-            yield GaugeMetricFamily("moe_proxy_engine_rss_bytes", text, value=rss_bytes)
+        for name, text in _ENGINE_GAUGES.items():
+            amount = _number(engine.get(name))
+            if amount is not None:
+                yield GaugeMetricFamily(f"moe_proxy_engine_{name}", text, value=amount)
+        read_bytes = _number(engine.get("read_bytes"))
+        if read_bytes is not None:
+            text = "Bytes that disks delivered for llama-server's present process"
+            yield CounterMetricFamily("moe_proxy_engine_read_bytes", text, value=read_bytes)
         experts = _mapping(self.stats.get("experts"))
         for name, (metric, text) in _EXPERT_COUNTERS.items():
             count = _number(experts.get(name))

@@ -7,8 +7,6 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 
-import psutil
-
 from moe_proxy import __version__
 from moe_proxy.activity import Activity
 from moe_proxy.engine.control import EngineControl, PriorFeed
@@ -17,6 +15,7 @@ from moe_proxy.errors import EngineError
 from moe_proxy.learning import Learning
 from moe_proxy.metrics import Metrics
 from moe_proxy.model.layout import ModelLayout
+from moe_proxy.process_usage import Usage, usage_of
 from moe_proxy.remarks import constant_layers, constant_routing, remarks
 from moe_proxy.routing.prior import Prior
 
@@ -43,7 +42,9 @@ class Report:
         """The JSON of ``/stats``; ``experts`` is None without a pager, and while it cannot be asked."""
         layout, status, feed = self.layout, self.supervisor.status, self.feed
         prior = self.activity.prior
-        experts, in_flight = await asyncio.gather(self._experts(status), self.activity.in_flight())
+        experts, in_flight, usage = await asyncio.gather(
+            self._experts(status), self.activity.in_flight(), _usage(status.pid)
+        )
         said: dict[str, object] = {
             "version": __version__,
             "uptime_s": round(time.monotonic() - self.started_s, 1),
@@ -61,7 +62,7 @@ class Report:
                 "pid": status.pid,
                 "progress": status.progress,
                 "since_s": round(status.since_s, 1),
-                "rss_bytes": _rss_bytes(status.pid),
+                **asdict(usage),
             },
             "requests": self.metrics.requests(),
             "in_flight": in_flight,
@@ -117,12 +118,9 @@ class Report:
         }
 
 
-def _rss_bytes(pid: int | None) -> int | None:
-    """What the process has in RAM; None when there is none, or none that may be looked at."""
-    try:
-        return int(psutil.Process(pid).memory_info().rss) if pid is not None else None
-    except psutil.Error:
-        return None
+async def _usage(pid: int | None) -> Usage:
+    """What the engine's process uses; the driver of a GPU may take its time to say it."""
+    return await asyncio.to_thread(usage_of, pid) if pid is not None else Usage(None, None, None)
 
 
 def _bits(ids: Collection[int], experts: int) -> str:

@@ -129,7 +129,8 @@ function showMemory() {
     shown.push(...bar(`All experts: ${bytes(ram.total_bytes)}, ${bytes(ram.locked_bytes)} locked`, ram.total_bytes, ram.resident_bytes));
   }
   const process = document.createElement("div");
-  process.textContent = `llama-server's process: ${bytes(engine.rss_bytes)} in RAM, mapped files included`;
+  const inVram = engine.vram_bytes === null ? "" : `, ${bytes(engine.vram_bytes)} in VRAM`;
+  process.textContent = `llama-server's process: ${bytes(engine.rss_bytes)} in RAM, mapped files included${inVram}; ${bytes(engine.read_bytes)} read from disk`;
   at("memory").replaceChildren(...shown, process);
 }
 
