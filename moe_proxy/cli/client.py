@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from http.client import HTTPException
 from typing import Any
 
@@ -44,11 +45,24 @@ def get_json(proxy: RunningProxy, path: str, timeout_s: float = 5.0, keys: tuple
     Of the ``keys``, the first is sent. Raises NotRunningError when nothing that is understood comes in time,
     ConfigError when another key is needed.
     """
+    return _ask(proxy, path, None, timeout_s, keys)
+
+
+def post_json(
+    proxy: RunningProxy, path: str, body: Mapping[str, object], timeout_s: float, keys: tuple[str, ...] = ()
+) -> Any:
+    """POST ``body`` to ``path``; the answer as ``get_json`` gives it, with the same errors."""
+    return _ask(proxy, path, json.dumps(body).encode(), timeout_s, keys)
+
+
+def _ask(proxy: RunningProxy, path: str, body: bytes | None, timeout_s: float, keys: tuple[str, ...]) -> Any:
     url = proxy.url + path
     headers = {"Authorization": f"Bearer {keys[0]}"} if keys else {}
+    if body is not None:
+        headers["Content-Type"] = "application/json"
     try:
         try:
-            request = urllib.request.Request(url, headers=headers)  # noqa: S310 - an http URL, our own
+            request = urllib.request.Request(url, body, headers)  # noqa: S310 - an http URL, our own
             with _OPENER.open(request, timeout=timeout_s) as response:
                 return json.load(response)
         except urllib.error.HTTPError as error:

@@ -27,6 +27,7 @@ _PROBE_TIMEOUT_S = 20
 _X86_SETS = re.compile(
     r"^(sse|ssse|avx|fma|f16c|bmi|amx|popcnt|movbe|gfni|vaes|vpclmul|aes|adx|sha|pclmul|abm|cx16)"
 )
+_RELEASE = re.compile(r"release (\d+\.\d+)")
 # Redistributable by the toolkit's license; in the lines that ldd prints.
 _LOADED = re.compile(
     r"^\s*(lib(?:cudart|cublas|cublasLt)\.so\S*) => (not found|/.*?)(?: \(0x[0-9a-f]+\))?$", re.MULTILINE
@@ -144,6 +145,16 @@ def _behind(nvcc: Path) -> Path:
     top = re.search(r"^#\$ TOP=(.+)$", dry_run, re.MULTILINE)
     own = Path(top[1].strip()).resolve() / "bin" / "nvcc" if top else nvcc.resolve()
     return own if own.is_file() else nvcc
+
+
+def cuda_toolkit() -> tuple[Path, str] | None:
+    """The nvcc that a build would use, and the version of its toolkit ("13.0", "" where it does not say)."""
+    try:
+        nvcc = _nvcc()
+    except BuildError:
+        return None
+    release = _RELEASE.search(output_of([nvcc, "--version"]))
+    return nvcc, release[1] if release else ""
 
 
 def runtime_libraries(folder: Path) -> dict[str, Path]:

@@ -202,7 +202,9 @@ def test_detached_life(proxy_env: Env, start_proxy: Callable[..., ProxyProcess])
         )
         assert "hit rate" in run_cli(proxy_env, "stats", "--port", port).stdout
         assert run_cli(proxy_env, "logs", "--port", port, "-n", "3").stdout.count("\n") == 3
-        assert run_cli(proxy_env, "doctor", "--port", port).returncode == 0
+        doctor = run_cli(proxy_env, "doctor", "--port", port, "--json")
+        assert doctor.returncode == 0, doctor.stdout
+        assert {found["subject"]: found["level"] for found in json.loads(doctor.stdout)}["answer"] == "ok"
         again = run_cli(proxy_env, "start", "--port", port)
         assert again.returncode == 2
         assert "already" in again.stderr
