@@ -21,7 +21,7 @@ from moe_proxy.activity import Activity
 from moe_proxy.config import Settings
 from moe_proxy.domains.base import DOMAINS
 from moe_proxy.engine.control import EngineControl, PriorFeed
-from moe_proxy.engine.launch import LaunchInputs, launch_of
+from moe_proxy.engine.launch import LaunchInputs, launch_of, value_of
 from moe_proxy.engine.supervisor import EngineStatus, Launch, Supervisor, SupervisorLimits
 from moe_proxy.heap import trim_heap
 from moe_proxy.instance import InstancePaths, RunningProxy, claimed, start_time_s, write_record
@@ -276,14 +276,11 @@ def _card(served: Served, engine_args: tuple[str, ...]) -> ModelCard:
 
 def _with_given_template(header: GgufHeader, engine_args: tuple[str, ...]) -> GgufHeader:
     """``header`` with the chat template that llama-server is told to use in place of the model's own."""
-    for index, argument in enumerate(engine_args, 1):
-        flag, joined, value = argument.partition("=")
-        if flag == "--chat-template-file":
-            name = value if joined else "".join(engine_args[index : index + 1])
-            # What cannot be read here, llama-server cannot read either: it says so, and does not start.
-            with contextlib.suppress(OSError):
-                text = Path(name).read_text(encoding="utf-8", errors="replace")
-                return replace(header, chat_template=text)
+    if name := value_of(engine_args, "--chat-template-file"):
+        # What cannot be read here, llama-server cannot read either: it says so, and does not start.
+        with contextlib.suppress(OSError):
+            text = Path(name).read_text(encoding="utf-8", errors="replace")
+            return replace(header, chat_template=text)
     return header
 
 

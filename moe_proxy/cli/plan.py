@@ -80,8 +80,7 @@ def plan(
     except TruncatedError:
         served = look(complete=False)
         click.echo("The file ends before its weights do: this goes by its header alone.", err=True)
-    batch = batch_of(engine_args)
-    case = case_of(served, batch if any(arg.startswith(("-ub", "--ub")) for arg in engine_args) else None)
+    case = case_of(served, batch_of(engine_args))
     case = replace(case, bandwidths=_with(case.bandwidths, given))
     expected, better = forecast(case), improvements(case)
     start = _start_command(context, flags, engine_args)

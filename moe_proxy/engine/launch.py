@@ -11,7 +11,7 @@ from pathlib import Path
 
 from moe_proxy.engine.supervisor import Launch
 from moe_proxy.errors import ConfigError
-from moe_proxy.planner import BATCH, PAGED_BATCH, VramPlan
+from moe_proxy.planner import PAGED_BATCH, VramPlan
 
 _ALL_LAYERS = 99
 _LISTENING = "clients reach the proxy: use --host and --port before the --"
@@ -125,10 +125,10 @@ def cache_types(arguments: Sequence[str]) -> tuple[str, str]:
     return keys or "f16", values or "f16"
 
 
-def batch_of(arguments: Sequence[str]) -> int:
-    """Tokens computed at once under these arguments."""
+def batch_of(arguments: Sequence[str]) -> int | None:
+    """Tokens that these arguments have computed at once; None where they do not say."""
     given = value_of(arguments, "-ub", "--ubatch-size")
-    return int(given) if given and given.isdecimal() and int(given) > 0 else BATCH
+    return int(given) if given and given.isdecimal() and int(given) > 0 else None
 
 
 def _size_flags(inputs: LaunchInputs) -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from moe_proxy.engine.launch import LaunchInputs, launch_of
+from moe_proxy.engine.launch import LaunchInputs, batch_of, cache_types, launch_of
 from moe_proxy.errors import ConfigError
 from moe_proxy.planner import VramPlan
 
@@ -173,3 +173,12 @@ def test_what_is_ours_is_refused_with_our_option(argument: str, hint: str) -> No
         launch_of(replace(INPUTS, extra=("--temp", "0", argument, "x")))
     assert argument in caught.value.message
     assert hint in caught.value.hint
+
+
+def test_what_arguments_for_the_engine_say() -> None:
+    """The last one counts, joined or not, with dashes or underscores; what is not a number says nothing."""
+    arguments = ("-ctk", "q8_0", "--cache_type_k=q4_0", "--ubatch-size", "128", "-ub=64", "-ctv")
+    assert cache_types(arguments) == ("q4_0", "f16")
+    assert batch_of(arguments) == 64
+    assert batch_of(("-ub", "many")) is None
+    assert batch_of(()) is None
