@@ -61,6 +61,7 @@ def launch_for(served: Served, server: Path, paths: InstancePaths, engine_args: 
             vram=served.plan.vram,
             extra=engine_args,
             environment=os.environ,
+            thread_wait=settings.thread_wait,
         )
     )
 
@@ -190,7 +191,12 @@ async def serve(
         listening = await listen(app, settings.host, settings.port)
         reloading = await stack.enter_async_context(
             Reloading(
-                settings, context, load, lambda changed: change(app, changed), announce, notifier.reloading
+                served.asked,
+                context,
+                load,
+                lambda changed: change(app, changed),
+                announce,
+                notifier.reloading,
             )
         )
         loop = asyncio.get_running_loop()

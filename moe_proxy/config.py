@@ -102,6 +102,10 @@ class Settings(BaseSettings):
     )
     slots: int | None = Field(None, ge=1, le=256, description="requests computed at once")
     threads: int | None = Field(None, ge=1)
+    thread_wait: Literal["spin", "sleep"] | None = Field(
+        None, description="what threads do that wait for each other; none: llama.cpp's choice, spin"
+    )
+    calibrated: bool = Field(True, description="go by what moe-proxy tune found, where nothing else is set")
     engine: Path | None = Field(None, description="a llama-server to use instead of building one")
     unknown_model: Literal["strict", "any"] = Field("strict", description="Ollama routes: 404, or serve it")
     unknown_model_openai: Literal["strict", "any"] = Field("any", description="the same for all other routes")

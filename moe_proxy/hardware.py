@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import platform
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
@@ -75,6 +76,19 @@ def probe() -> Hardware:
         memlock_limit_bytes=_memlock_limit_bytes(),
         gpus=_gpus(),
     )
+
+
+def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """The processor's name; its architecture where the system does not say more."""
+    try:
+        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        name, _, value = line.partition(":")
+        if name.strip() in ("model name", "Model") and value.strip():
+            return value.strip()
+    return platform.machine()
 
 
 def _cores_physical() -> int:

@@ -152,6 +152,26 @@ def plan_of(layout: ModelLayout, footprint: Footprint, hardware: Hardware, wante
     return plan_gpu(layout, hardware, wanted.ram_budget, wanted.vram_budget_bytes, context_bytes)
 
 
+def split_of(chosen: Plan, layout: ModelLayout, footprint: Footprint, context: Context) -> Plan:
+    """``chosen`` for a start without the pager: the experts of as many layers in VRAM as its budget holds."""
+    vram = chosen.vram
+    if vram is None or vram.placement == "all":
+        return chosen
+    weights_bytes = vram.budget_bytes - context.size_bytes(footprint) - DRIVER_BYTES
+    return replace(chosen, vram=replace(vram, layers_on_cpu=layers_on_cpu(layout, weights_bytes)))
+
+
+def layers_on_cpu(layout: ModelLayout, weights_bytes: int) -> int:
+    """How many of a model's first layers leave their experts to the CPU, if so many bytes hold the rest."""
+    left = weights_bytes - layout.dense_bytes
+    # llama.cpp counts layers from the first one, so those in VRAM are the last ones.
+    for layer in reversed(layout.layers):
+        left -= layout.experts * layout.expert_bytes[layer]
+        if left < 0:
+            return layer + 1
+    return 0
+
+
 def plan_gpu(
     layout: ModelLayout,
     hardware: Hardware,

@@ -9,12 +9,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from moe_proxy import planner
+from moe_proxy.calibration import Calibration, calibrated, calibration_path
+from moe_proxy.calibration import read as read_calibration
 from moe_proxy.config import Settings
 from moe_proxy.domains.base import Classifier
 from moe_proxy.domains.choice import classifier_of
 from moe_proxy.errors import ConfigError, RouterMapError
 from moe_proxy.fit import best, fit_of
-from moe_proxy.forecast import Case, assumed
+from moe_proxy.forecast import Bandwidths, Case, Rate, assumed
 from moe_proxy.hardware import Hardware, probe
 from moe_proxy.instance import instance_paths
 from moe_proxy.learning import learned_path
@@ -45,8 +47,13 @@ SHIPPED = (DEMO_NAME, PLANTED_NAME)
 
 @dataclass(frozen=True)
 class Served:
-    """What is going to be served and what was found out about it; ``notes`` are for the operator."""
+    """What is going to be served and what was found out about it; ``notes`` are for the operator.
 
+    ``settings`` are those that were ``asked`` for, with what ``calibration`` found where nothing was set.
+    """
+
+    asked: Settings
+    calibration: Calibration | None
     settings: Settings
     model: Path
     header: GgufHeader
@@ -142,7 +149,16 @@ def examine(
     footprint = footprint_of(header, layout)
     wanted = wanted_of(settings, header, cache_types)
     router_map, notes = _router_map(settings, layout)
+    asked, calibration = settings, _calibration(settings, hardware, layout)
+    if calibration is not None:
+        settings = calibrated(settings, calibration)
+        notes = [*notes, _found(calibration, asked, settings)]
+    plan = planner.plan_of(layout, footprint, hardware, wanted)
+    if not settings.pager:
+        plan = planner.split_of(plan, layout, footprint, wanted.context)
     return Served(
+        asked=asked,
+        calibration=calibration,
         settings=settings,
         model=model,
         header=header,
@@ -150,7 +166,7 @@ def examine(
         footprint=footprint,
         hardware=hardware,
         wanted=wanted,
-        plan=planner.plan_of(layout, footprint, hardware, wanted),
+        plan=plan,
         router_map=router_map,
         classifier=classifier_of(settings),
         notes=(*chosen, *notes),
@@ -193,7 +209,7 @@ def case_of(served: Served, batch: int | None = None) -> Case:
         footprint=served.footprint,
         hardware=served.hardware,
         wanted=served.wanted,
-        bandwidths=assumed(served.hardware),
+        bandwidths=_measured(assumed(served.hardware), served.calibration),
         router_map=_with_learned(served),
         pager=served.settings.pager,
         batch=batch,
@@ -213,6 +229,40 @@ def _with_learned(served: Served) -> RouterMap | None:
     except (OSError, UnicodeDecodeError, RouterMapError):
         return served.router_map  # whoever serves says what is wrong with it
     return learner.merged()
+
+
+def _calibration(settings: Settings, hardware: Hardware, layout: ModelLayout) -> Calibration | None:
+    """What was found of this model here; None where nothing was, or it is not to be used."""
+    if not settings.calibrated or not layout.fingerprint:
+        return None
+    path = calibration_path(settings.state_dir, hardware, layout.fingerprint, gpu=settings.gpu)
+    return read_calibration(path, hardware, layout.fingerprint)
+
+
+def _found(calibration: Calibration, asked: Settings, settings: Settings) -> str:
+    """What a calibration changes, in words."""
+    best = calibration.choice.trial
+    used = f"{settings.threads} threads" if asked.threads != settings.threads else "nothing new"
+    if asked.pager and not settings.pager:
+        used += ", no pager, since stock llama.cpp is faster here"
+    return f"Tuned on {calibration.date[:10]} ({best.decode_per_s:.1f} tokens/s then): {used}."
+
+
+def _measured(bandwidths: Bandwidths, calibration: Calibration | None) -> Bandwidths:
+    """``bandwidths`` with those that were measured in their places."""
+    found = calibration.bandwidths_bytes_per_s if calibration is not None else {}
+
+    def rate(name: str, assumed: Rate) -> Rate:
+        value = found.get(name)
+        return assumed if value is None else Rate(value, "measured by moe-proxy tune")
+
+    return replace(
+        bandwidths,
+        vram=rate("vram", bandwidths.vram),
+        link=rate("link", bandwidths.link),
+        ram=rate("ram", bandwidths.ram),
+        disk=rate("disk", bandwidths.disk),
+    )
 
 
 def _router_map(settings: Settings, layout: ModelLayout) -> tuple[RouterMap | None, list[str]]:

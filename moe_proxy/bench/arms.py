@@ -6,12 +6,10 @@ Stock is the same build with the pager off. It starts nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from moe_proxy.config import Settings
-from moe_proxy.model.layout import ModelLayout
-from moe_proxy.planner import DRIVER_BYTES
 from moe_proxy.served import Served, examine
 
 
@@ -48,32 +46,11 @@ def gpu_arms(settings: Settings, budgets: Sequence[str | None]) -> tuple[Arm, ..
     for budget in budgets:
         named = budget or "all VRAM"
         paged = _examined(settings, vram_budget=budget)
-        stock = at_equal_vram(replace(paged, settings=paged.settings.model_copy(update={"pager": False})))
+        stock = _examined(settings, pager=False, vram_budget=budget)
         arms.append(Arm(f"pager {named}", "paged", budget, paged, f"stock {named}"))
         arms.append(Arm(f"stock {named}", "stock", budget, stock))
     return tuple(arms)
 
 
-def _examined(settings: Settings, **budget: str | None) -> Served:
-    return examine(settings.model_copy(update={"pager": True, **budget}))
-
-
-def at_equal_vram(served: Served) -> Served:
-    """``served`` with as many layers' experts in VRAM as its budget holds, for a start without the pager."""
-    vram = served.plan.vram
-    if vram is None or vram.placement == "all":
-        return served
-    beside = served.wanted.context.size_bytes(served.footprint) + DRIVER_BYTES
-    layers = layers_on_cpu(served.layout, vram.budget_bytes - beside)
-    return replace(served, plan=replace(served.plan, vram=replace(vram, layers_on_cpu=layers)))
-
-
-def layers_on_cpu(layout: ModelLayout, weights_bytes: int) -> int:
-    """How many of a model's first layers leave their experts to the CPU, if so many bytes hold the rest."""
-    left = weights_bytes - layout.dense_bytes
-    # llama.cpp counts layers from the first one, so those in VRAM are the last ones.
-    for layer in reversed(layout.layers):
-        left -= layout.experts * layout.expert_bytes[layer]
-        if left < 0:
-            return layer + 1
-    return 0
+def _examined(settings: Settings, *, pager: bool = True, **budget: str | None) -> Served:
+    return examine(settings.model_copy(update={"pager": pager, **budget}))

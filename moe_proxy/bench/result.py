@@ -16,7 +16,7 @@ from moe_proxy.bench.arms import Arm
 from moe_proxy.bench.run import Schedule, Took
 from moe_proxy.bench.sample import Sample, medians
 from moe_proxy.files import write_text
-from moe_proxy.hardware import Hardware
+from moe_proxy.hardware import Hardware, cpu_name
 from moe_proxy.served import Served
 
 FORMAT = "moe-proxy-bench/1"
@@ -55,19 +55,6 @@ def conditions(
         "context_length": served.context_length,
         "threads": served.settings.threads,
     }
-
-
-def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """The processor's name; its architecture where the system does not say more."""
-    try:
-        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        name, _, value = line.partition(":")
-        if name.strip() in ("model name", "Model") and value.strip():
-            return value.strip()
-    return platform.machine()
 
 
 @dataclass(frozen=True)

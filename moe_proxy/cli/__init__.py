@@ -25,6 +25,7 @@ from moe_proxy.cli.models import model
 from moe_proxy.cli.plan import plan
 from moe_proxy.cli.serve import start, status, stop
 from moe_proxy.cli.stats import stats
+from moe_proxy.cli.tune import tune_command
 from moe_proxy.errors import MoeProxyError
 
 
@@ -54,6 +55,7 @@ for command in (
     stats,
     status,
     stop,
+    tune_command,
 ):
     cli.add_command(command)
 

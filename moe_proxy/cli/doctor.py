@@ -16,6 +16,7 @@ from rich.console import Console
 
 from moe_proxy import __version__
 from moe_proxy.access import read_keys
+from moe_proxy.calibration import calibration_path, read
 from moe_proxy.cli import findings
 from moe_proxy.cli.client import get_json, paths_of, post_json
 from moe_proxy.cli.findings import Finding, Toolkit
@@ -33,6 +34,7 @@ from moe_proxy.model.gguf_header import GgufHeader, read_header
 from moe_proxy.model.layout import layout_of
 from moe_proxy.served import model_file, plan_of
 from moe_proxy.surroundings import look, read_speed
+from moe_proxy.tuning import Way
 
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 _ANSWER_TIMEOUT_S = 60.0
@@ -131,7 +133,24 @@ def _model(settings: Settings, hardware: Hardware) -> tuple[GgufHeader | None, l
         said.append(Finding("ok", "plan", plan_of(settings, header, layout, hardware).reason))
     except MoeProxyError as error:
         said.append(Finding("fail", "plan", error.message, error.hint))
+    said.append(_calibration(settings, hardware, layout.fingerprint))
     return header, said, layout.total_expert_bytes
+
+
+def _calibration(settings: Settings, hardware: Hardware, fingerprint: str) -> Finding:
+    path = calibration_path(settings.state_dir, hardware, fingerprint, gpu=settings.gpu)
+    found = read(path, hardware, fingerprint)
+    if found is None:
+        return Finding("ok", "tuning", "not tuned on this machine yet; moe-proxy tune does it")
+    unused = "" if settings.calibrated else "; not used, since calibrated is off"
+    trial = found.choice.trial
+    rates = (f"{name} {rate / 1e9:.1f} GB/s" for name, rate in found.bandwidths_bytes_per_s.items() if rate)
+    return Finding(
+        "ok",
+        "tuning",
+        f"{Way(trial.threads, trial.patient, trial.pager).name}, {trial.decode_per_s:.1f} tokens/s"
+        f" on {found.date[:10]}; {', '.join(rates)}{unused}",
+    )
 
 
 def _largest_file(folder: Path) -> Path | None:

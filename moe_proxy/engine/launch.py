@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from moe_proxy.engine.supervisor import Launch
 from moe_proxy.errors import ConfigError
@@ -68,7 +69,7 @@ class LaunchInputs:
 
     ``vram`` is None for a run without a GPU. ``context_length`` is in tokens per slot; None for it, ``slots``
     or ``threads`` leaves the choice to llama-server. ``extra`` are arguments of the user, passed on last.
-    ``environment`` is ours, whole.
+    ``environment`` is ours, whole. ``thread_wait`` is what threads do that wait for each other.
     """
 
     server: Path
@@ -84,6 +85,7 @@ class LaunchInputs:
     vram: VramPlan | None
     extra: tuple[str, ...]
     environment: Mapping[str, str]
+    thread_wait: Literal["spin", "sleep"] | None = None
 
 
 def launch_of(inputs: LaunchInputs) -> Launch:
@@ -171,6 +173,9 @@ def _environment(inputs: LaunchInputs) -> dict[str, str]:
         for name, value in inputs.environment.items()
         if name not in _FOREIGN and not name.startswith(_FOREIGN_PREFIXES)
     }
+    if inputs.thread_wait is not None:
+        # How OpenMP, with which ggml computes, is told. Who set the variable knows what for.
+        environment.setdefault("OMP_WAIT_POLICY", "passive" if inputs.thread_wait == "sleep" else "active")
     if inputs.pager:
         environment["MOE_PAGER"] = "1"
         environment["MOE_PAGER_RAM_BYTES"] = str(inputs.ram_budget_bytes)

@@ -10,15 +10,16 @@ from xml.etree import ElementTree
 
 import pytest
 
-from moe_proxy.bench.arms import at_equal_vram, cpu_arms, layers_on_cpu
+from moe_proxy.bench.arms import cpu_arms
 from moe_proxy.bench.chart import chart
-from moe_proxy.bench.result import Result, cpu_name
+from moe_proxy.bench.result import Result
 from moe_proxy.bench.run import Schedule, Took
 from moe_proxy.bench.sample import Sample, medians, percentile
 from moe_proxy.config import load_settings
 from moe_proxy.errors import ConfigError
+from moe_proxy.hardware import cpu_name
 from moe_proxy.model.layout import ModelLayout
-from moe_proxy.planner import VramPlan
+from moe_proxy.planner import VramPlan, layers_on_cpu, split_of
 from moe_proxy.process_usage import usage_of
 
 GIB = 2**30
@@ -79,13 +80,19 @@ def test_arms_on_the_cpu(own_folders: None, planted_model: Path) -> None:
 
 def test_only_a_paged_plan_is_split(own_folders: None, planted_model: Path) -> None:
     """Without a GPU, and where all is in VRAM, stock needs no split of layers."""
-    (paged, _) = cpu_arms(load_settings({"model": planted_model}), ["30%"])
-    assert at_equal_vram(paged.served) is paged.served
-    with_all = replace(paged.served, plan=replace(paged.served.plan, vram=VramPlan("all", GIB, 0)))
-    assert at_equal_vram(with_all) is with_all
-    with_some = replace(paged.served, plan=replace(paged.served.plan, vram=VramPlan("paged", GIB // 2, 0)))
-    split = at_equal_vram(with_some).plan.vram
-    assert split is not None and split.layers_on_cpu == paged.served.layout.layers[-1] + 1
+    served = cpu_arms(load_settings({"model": planted_model}), ["30%"])[0].served
+    last = served.layout.layers[-1]
+    splits = {
+        vram: split_of(
+            replace(served.plan, vram=vram), served.layout, served.footprint, served.wanted.context
+        ).vram
+        for vram in (None, VramPlan("all", GIB, 0), VramPlan("paged", GIB // 2, 0))
+    }
+    assert list(splits.values()) == [
+        None,
+        VramPlan("all", GIB, 0),
+        VramPlan("paged", GIB // 2, 0, layers_on_cpu=last + 1),
+    ]
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -132,6 +133,16 @@ def test_the_pager_is_told_by_the_environment_and_off_means_unset() -> None:
     off = launch_of(replace(INPUTS, pager=False, ram_budget_bytes=1, environment=noisy))
     assert dict(off.env) == {"MOE_PAGER_HALF_LIFE": "64"}
     assert not {"--cpu-moe", "--load-mode"} & set(off.argv)
+
+
+@pytest.mark.parametrize(("wait", "told"), [("sleep", "passive"), ("spin", "active")])
+def test_how_threads_wait(wait: Literal["sleep", "spin"], told: str) -> None:
+    """OpenMP is told; who set its variable has the last word, and nobody is told without a choice."""
+    waiting = replace(INPUTS, thread_wait=wait)
+    assert launch_of(waiting).env["OMP_WAIT_POLICY"] == told
+    mine = replace(waiting, environment={"OMP_WAIT_POLICY": "mine"})
+    assert launch_of(mine).env["OMP_WAIT_POLICY"] == "mine"
+    assert "OMP_WAIT_POLICY" not in launch_of(INPUTS).env
 
 
 def test_variables_of_other_llama_servers_do_not_reach_ours() -> None:
