@@ -21,6 +21,8 @@ from moe_proxy.planner import (
     Plan,
     Wanted,
     plan_of,
+    split_bytes,
+    split_of,
 )
 from moe_proxy.routing.map_facts import share_within
 from moe_proxy.routing.router_map import RouterMap
@@ -169,10 +171,12 @@ class Forecast:
 def forecast(case: Case) -> Forecast:
     """What ``case`` comes to. Raises ConfigError for what the machine cannot do."""
     plan = plan_of(case.layout, case.footprint, case.hardware, case.wanted)
-    placement = _placement(case, plan)
+    if not case.pager:
+        plan = split_of(plan, case.layout, case.footprint, case.wanted.context)
+    placement = _placement(plan)
     vram, frames = _vram(case, plan, placement) if plan.vram is not None else (None, 0)
     ram, held = _ram(case, plan, placement)
-    resident = frames if placement in ("all", "paged") else held
+    resident = frames if placement in ("all", "paged", "split") else held
     hits = _hits(case, resident)
     reads = _reads(case, placement, hits.mean)
     seconds = sum(read.size_bytes / case.bandwidths.of(read.medium).bytes_per_s for read in reads)
@@ -180,11 +184,11 @@ def forecast(case: Case) -> Forecast:
     return Forecast(plan, vram, ram, resident, hits, reads, 1 / seconds, 1 / (seconds + overhead))
 
 
-def _placement(case: Case, plan: Plan) -> Literal["all", "paged", "none", "cpu"]:
+def _placement(plan: Plan) -> Literal["all", "paged", "split", "none", "cpu"]:
     if plan.vram is None:
         return "cpu"
-    # Without the pager there are no frames: llama-server's --cpu-moe.
-    return "none" if plan.vram.placement == "paged" and not case.pager else plan.vram.placement
+    # Without the pager there are no frames: llama-server's --n-cpu-moe.
+    return plan.vram.placement if plan.vram.layers_on_cpu is None else "split"
 
 
 def _vram(case: Case, plan: Plan, placement: str) -> tuple[Memory, int]:
@@ -201,6 +205,8 @@ def _vram(case: Case, plan: Plan, placement: str) -> tuple[Memory, int]:
     budget, experts = plan.vram.budget_bytes, 0
     if placement == "all":
         experts = plan.expert_bytes
+    elif placement == "split":
+        experts = split_bytes(case.layout, plan)
     elif placement == "paged":
         parts.append(Part("reserve", ENGINE_RESERVE_BYTES))
         left = Memory(budget, tuple(parts)).free_bytes
@@ -224,8 +230,8 @@ def _ram(case: Case, plan: Plan, placement: str) -> tuple[Memory, int]:
     available = case.hardware.ram_available_bytes
     if placement == "all":
         experts = 0
-    elif placement == "paged":
-        experts = plan.expert_bytes
+    elif placement in ("paged", "split"):
+        experts = plan.expert_bytes - split_bytes(case.layout, plan)
     else:
         experts = min(plan.ram_budget_bytes, Memory(available, tuple(parts)).free_bytes)
     return Memory(available, (*parts, Part("experts", experts))), experts
@@ -248,8 +254,8 @@ def _reads(case: Case, placement: str, hit_rate: float) -> tuple[Read, ...]:
     """``dense/bw + h B/bw + (1 - h) B/bw_miss``: what each term reads, and from where."""
     layout = case.layout
     near: Medium = "ram" if placement == "cpu" else "vram"
-    hit: Medium = "vram" if placement in ("all", "paged") else "ram"
-    miss: Medium = "link" if placement in ("all", "paged") else "disk"
+    hit: Medium = "vram" if placement in ("all", "paged", "split") else "ram"
+    miss: Medium = "link" if placement in ("all", "paged") else "ram" if placement == "split" else "disk"
     experts = layout.experts_used * sum(layout.expert_bytes.values())
     reads = (
         Read("dense weights", case.footprint.read_bytes, near),

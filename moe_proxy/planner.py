@@ -155,10 +155,23 @@ def plan_of(layout: ModelLayout, footprint: Footprint, hardware: Hardware, wante
 def split_of(chosen: Plan, layout: ModelLayout, footprint: Footprint, context: Context) -> Plan:
     """``chosen`` for a start without the pager: the experts of as many layers in VRAM as its budget holds."""
     vram = chosen.vram
-    if vram is None or vram.placement == "all":
+    if vram is None or vram.placement != "paged":
         return chosen
     weights_bytes = vram.budget_bytes - context.size_bytes(footprint) - DRIVER_BYTES
-    return replace(chosen, vram=replace(vram, layers_on_cpu=layers_on_cpu(layout, weights_bytes)))
+    first = layers_on_cpu(layout, weights_bytes)
+    held = sum(layer >= first for layer in layout.layers)
+    reason = (
+        f"the experts of {held} of {len(layout.layers)} layers fit into {_size(vram.budget_bytes)} of VRAM,"
+        " the CPU computes the others"
+    )
+    return replace(chosen, reason=reason, vram=replace(vram, layers_on_cpu=first))
+
+
+def split_bytes(layout: ModelLayout, chosen: Plan) -> int:
+    """Bytes of the experts in VRAM when whole layers are, by ``split_of``."""
+    first = chosen.vram.layers_on_cpu if chosen.vram is not None else None
+    sizes = layout.expert_bytes.items()
+    return layout.experts * sum(size for layer, size in sizes if first is not None and layer >= first)
 
 
 def layers_on_cpu(layout: ModelLayout, weights_bytes: int) -> int:

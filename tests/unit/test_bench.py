@@ -10,14 +10,15 @@ from xml.etree import ElementTree
 
 import pytest
 
-from moe_proxy.bench.arms import cpu_arms
+from moe_proxy import planner, served
+from moe_proxy.bench.arms import cpu_arms, gpu_arms
 from moe_proxy.bench.chart import chart
 from moe_proxy.bench.result import Result
 from moe_proxy.bench.run import Schedule, Took
 from moe_proxy.bench.sample import Sample, medians, percentile
 from moe_proxy.config import load_settings
 from moe_proxy.errors import ConfigError
-from moe_proxy.hardware import cpu_name
+from moe_proxy.hardware import Gpu, cpu_name, probe
 from moe_proxy.model.layout import ModelLayout
 from moe_proxy.planner import VramPlan, layers_on_cpu, split_of
 from moe_proxy.process_usage import usage_of
@@ -80,11 +81,11 @@ def test_arms_on_the_cpu(own_folders: None, planted_model: Path) -> None:
 
 def test_only_a_paged_plan_is_split(own_folders: None, planted_model: Path) -> None:
     """Without a GPU, and where all is in VRAM, stock needs no split of layers."""
-    served = cpu_arms(load_settings({"model": planted_model}), ["30%"])[0].served
-    last = served.layout.layers[-1]
+    found = cpu_arms(load_settings({"model": planted_model}), ["30%"])[0].served
+    last = found.layout.layers[-1]
     splits = {
         vram: split_of(
-            replace(served.plan, vram=vram), served.layout, served.footprint, served.wanted.context
+            replace(found.plan, vram=vram), found.layout, found.footprint, found.wanted.context
         ).vram
         for vram in (None, VramPlan("all", GIB, 0), VramPlan("paged", GIB // 2, 0))
     }
@@ -93,6 +94,25 @@ def test_only_a_paged_plan_is_split(own_folders: None, planted_model: Path) -> N
         VramPlan("all", GIB, 0),
         VramPlan("paged", GIB // 2, 0, layers_on_cpu=last + 1),
     ]
+
+
+def test_arms_on_a_gpu(own_folders: None, planted_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At each VRAM budget the pager, and stock with as many layers' experts in VRAM as fit."""
+    card = Gpu(0, "Card", 12 * GIB, 11 * GIB, "8.6")
+    monkeypatch.setattr(served, "probe", lambda: replace(probe(), gpus=(card,)))
+    monkeypatch.setattr(planner, "DRIVER_BYTES", GIB)  # so that the small model does not fit
+    settings = load_settings({"model": planted_model, "gpu": True})
+    arms = gpu_arms(settings, ["1G", None])
+    assert [(arm.name, arm.against) for arm in arms] == [
+        ("pager 1G", "stock 1G"),
+        ("stock 1G", None),
+        ("pager all VRAM", "stock all VRAM"),
+        ("stock all VRAM", None),
+    ]
+    plans = [arm.served.plan.vram for arm in arms]
+    assert [plan.placement for plan in plans if plan] == ["paged", "paged", "all", "all"]
+    assert [plan.layers_on_cpu for plan in plans if plan] == [None, 6, None, None]
+    assert [arm.served.settings.pager for arm in arms] == [True, False, True, False]
 
 
 @pytest.fixture

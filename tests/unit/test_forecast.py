@@ -155,7 +155,21 @@ def test_hits_come_from_the_map() -> None:
     assert mapped.hits.most > 0.9
     assert mapped.hits.mean == pytest.approx((mapped.hits.least + mapped.hits.most) / 2)
     without = forecast(replace(case(8 * GIB, router_map=skewed_map(32, 0.9)), pager=False))
-    assert without.resident_bytes == LAYOUT.total_expert_bytes and not without.hits.from_map
+    assert not without.hits.from_map and without.hits.mean == pytest.approx(without.resident_share)
+
+
+@pytest.mark.parametrize(
+    ("budget_bytes", "layers_on_cpu"),
+    [(3_270_508_544, 47), (4_901_253_939, 42), (9_793_490_124, 28), (13_054_980_915, 18)],
+)
+def test_the_split_against_stock(budget_bytes: int, layers_on_cpu: int) -> None:
+    """Without the pager, as many layers' experts are in VRAM as were seen to fit (docs/benchmarks.json)."""
+    found = forecast(replace(case(budget_bytes), pager=False))
+    assert found.plan.vram is not None and found.plan.vram.layers_on_cpu == layers_on_cpu
+    assert found.resident_share == pytest.approx((48 - layers_on_cpu) / 48)
+    assert [read.medium for read in found.reads] == ["vram", "vram", "ram"]
+    assert f"{48 - layers_on_cpu} of 48 layers" in found.plan.reason
+    assert found.ram.parts[-1].size_bytes == found.plan.expert_bytes - found.resident_bytes
 
 
 def test_without_a_gpu() -> None:
