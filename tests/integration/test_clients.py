@@ -28,21 +28,6 @@ def proxy(
     running.end()
 
 
-@pytest.fixture
-def openai_client(proxy: ProxyProcess) -> Iterator[openai.OpenAI]:
-    """The official client, told only the base URL."""
-    with openai.OpenAI(base_url=f"{proxy.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
-
-
-@pytest.fixture
-def ollama_client(proxy: ProxyProcess) -> Iterator[ollama.Client]:
-    """The official client, told only the host."""
-    client = ollama.Client(host=proxy.url)
-    yield client
-    client._client.close()
-
-
 def test_openai_chat(openai_client: openai.OpenAI) -> None:
     """/v1/chat/completions without stream."""
     answer = openai_client.chat.completions.create(model="planted-moe", messages=MESSAGES, max_tokens=8)

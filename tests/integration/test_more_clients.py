@@ -26,6 +26,7 @@ from langchain_openai import ChatOpenAI
 from moe_proxy.engine.build import EngineBuild
 from tests.support.proxy_process import ProxyProcess, wait_until
 from tests.support.text import CODE, STORY
+from tests.support.tools import PARAMETERS, TEMPLATE_ARGS, TOOL
 
 pytestmark = pytest.mark.engine
 
@@ -33,8 +34,7 @@ MODEL = "planted-moe"
 MESSAGES: list[Any] = [{"role": "user", "content": CODE}]
 # Far more than any test waits for.
 LONG = 4000
-# The shipped model only lists words. The template takes one of them for the beginning of a call; after that
-# the engine's grammar leads. A second call has begun when so many tokens end it.
+# After these, one call is whole and a second one has begun; what stops there is taken as it is.
 CALL_TOKENS = 52
 NPM_CLIENT = "ollama@0.6.4"
 SCHEMA: dict[str, Any] = {
@@ -43,41 +43,16 @@ SCHEMA: dict[str, Any] = {
     "required": ["city", "warm"],
     "additionalProperties": False,
 }
-PARAMETERS: dict[str, Any] = {
-    "type": "object",
-    "properties": {"city": {"enum": ["Oslo", "Bergen"]}},
-    "required": ["city"],
-}
-FUNCTION: dict[str, Any] = {"name": "weather", "description": "of a city", "parameters": PARAMETERS}
-TOOL: Any = {"type": "function", "function": FUNCTION}
-
 Start = Callable[..., ProxyProcess]
 
 
 @pytest.fixture(scope="module")
 def proxy(engine: EngineBuild, module_proxy_env: dict[str, str]) -> Iterator[ProxyProcess]:
     """One proxy for all tests here but those of embeddings."""
-    template = Path(__file__).parents[1] / "support" / "tools.jinja"
-    flags, engine_args = ("--slots", "2", "--ctx-size", "4096"), ("--chat-template-file", str(template))
-    running = ProxyProcess.start(module_proxy_env, flags, engine_args)
+    running = ProxyProcess.start(module_proxy_env, ("--slots", "2", "--ctx-size", "4096"), TEMPLATE_ARGS)
     running.wait_ready()
     yield running
     running.end()
-
-
-@pytest.fixture
-def openai_client(proxy: ProxyProcess) -> Iterator[openai.OpenAI]:
-    """The official client."""
-    with openai.OpenAI(base_url=f"{proxy.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
-
-
-@pytest.fixture
-def ollama_client(proxy: ProxyProcess) -> Iterator[ollama.Client]:
-    """The official client."""
-    client = ollama.Client(host=proxy.url)
-    yield client
-    client._client.close()
 
 
 def _nothing_runs(proxy: ProxyProcess) -> None:
@@ -93,23 +68,6 @@ def _nothing_runs(proxy: ProxyProcess) -> None:
         if not any(slot["is_processing"] for slot in slots) and not proxy.get("/stats")["requests"]["active"]:
             return
     raise AssertionError(f"still at work: {slots}")
-
-
-def test_openai_tools(openai_client: openai.OpenAI) -> None:
-    """A required tool is called, streamed in fragments and whole, with arguments of its schema."""
-    asked: dict[str, Any] = {
-        "model": MODEL, "messages": MESSAGES, "tools": [TOOL], "tool_choice": "required",
-        "temperature": 0, "max_tokens": CALL_TOKENS,
-    }  # fmt: skip
-    whole = openai_client.chat.completions.create(**asked)
-    calls = whole.choices[0].message.tool_calls
-    assert calls is not None
-    assert calls[0].function.name == "weather"  # type: ignore[union-attr]
-    assert json.loads(calls[0].function.arguments)["city"] in ("Oslo", "Bergen")  # type: ignore[union-attr]
-    with openai_client.chat.completions.create(**asked, stream=True) as stream:
-        parts = [part.choices[0].delta.tool_calls or [] for part in stream if part.choices]
-    text = "".join(call.function.arguments or "" for calls in parts for call in calls if call.function)
-    assert json.loads(text)["city"] in ("Oslo", "Bergen")
 
 
 def test_openai_structured_output(openai_client: openai.OpenAI) -> None:

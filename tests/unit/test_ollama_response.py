@@ -142,7 +142,23 @@ def test_tool_call_without_id_or_arguments() -> None:
     assert records[0]["message"]["tool_calls"] == expected
 
 
-@pytest.mark.parametrize("arguments", ['{"a": ', "[1]", "nothing"])
+@pytest.mark.parametrize("arguments", ["", '{"a": '])
+def test_a_call_that_the_limit_cut(arguments: str) -> None:
+    """Calls that are whole are not lost with one that the limit of tokens cut; what was cut is not called."""
+    whole = _event(_call(0, '{"a": 1}', "x", "f"))
+    for finish, kept in (("length", ["f"]), ("tool_calls", ["f", "g"] if not arguments else None)):
+        records, error = _run(
+            [whole + _event(_call(1, arguments, "y", "g")) + _event(_chunk(finish=finish)) + LAST]
+        )
+        assert (error is None) == (kept is not None)
+        names = (
+            [call["function"]["name"] for call in records[0]["message"]["tool_calls"]] if records else None
+        )
+        assert names == kept
+        assert not records or records[-1]["done_reason"] == ("length" if finish == "length" else "stop")
+
+
+@pytest.mark.parametrize("arguments", ["", '{"a": ', "[1]", "nothing"])
 def test_broken_arguments(arguments: str) -> None:
     """Arguments that are no object end in an error: half a call is never acted upon, and nothing crashes."""
     records, error = _run([_event(_call(0, arguments, "x", "f")) + _event(_chunk(finish="length")) + LAST])

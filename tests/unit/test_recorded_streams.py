@@ -123,8 +123,9 @@ def test_what_a_client_gets() -> None:
     assert calls[0]["id"]
     assert tool[-1]["done"]
     cut = _translated([_recorded("tool_cut")])
-    assert "no JSON object" in cut[-1]["error"]
-    assert not any("tool_calls" in line.get("message", {}) for line in cut)
+    # Of two calls, the limit cut the second.
+    assert [len(line["message"].get("tool_calls", ())) for line in cut] == [0, 0, 1, 0]
+    assert cut[-1]["done_reason"] == "length"
     broken = _translated([_recorded("error")])
     assert broken[0]["message"]["content"] == "write"
     assert broken[-1] == {

@@ -155,7 +155,7 @@ class Translator:
         """Tool calls in an object of their own, then the last one."""
         records: list[Record] = []
         if self._calls:
-            calls = [_tool_call(index, self._calls[index]) for index in sorted(self._calls)]
+            calls = self._whole_calls()
             said = self._said("")
             message = _mapping(said.get("message"))
             where: Record = (
@@ -169,6 +169,17 @@ class Translator:
         last |= self._figures()
         self._done = True
         return [*records, last]
+
+    def _whole_calls(self) -> list[Record]:
+        """The calls; one that the limit of tokens cut is left out where others are whole, as in Ollama."""
+        *first, last = sorted(self._calls)
+        calls = [_tool_call(index, self._calls[index]) for index in first]
+        try:
+            return [*calls, _tool_call(last, self._calls[last], cut=self._reason == "length")]
+        except EngineError:
+            if calls and self._reason == "length":
+                return calls
+            raise
 
     def _figures(self) -> Record:
         timings, usage = self._timings, self._usage
@@ -236,10 +247,13 @@ def _parsed(data: bytes) -> Mapping[str, object]:
     return value
 
 
-def _tool_call(index: int, call: _ToolCall) -> Record:
-    """A call in Ollama's form. Raises EngineError: half a set of arguments must not be acted upon."""
+def _tool_call(index: int, call: _ToolCall, *, cut: bool = False) -> Record:
+    """A call in Ollama's form. Raises EngineError: half a set of arguments must not be acted upon.
+
+    ``cut``: the answer ended here because it had to, so that no arguments are not the same as none.
+    """
     try:
-        arguments = json.loads(call.arguments or "{}")
+        arguments = json.loads(call.arguments if call.arguments or cut else "{}")
     except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):
