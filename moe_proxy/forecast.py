@@ -296,7 +296,7 @@ def _changes(case: Case) -> Iterator[tuple[str, Case]]:
     if plan.vram is None:
         if case.hardware.gpus:
             changed = replace(case, wanted=replace(wanted, gpu=True))
-            if case.hardware.gpus[0].vram_free_bytes > case.footprint.device_bytes + 2 * DRIVER_BYTES:
+            if case.hardware.gpus[0].vram_free_bytes > case.footprint.dense_bytes + 2 * DRIVER_BYTES:
                 yield "compute on the GPU: --gpu", changed
         yield from _more_ram(case, plan)
         return

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
+from moe_proxy.errors import ConfigError
 from moe_proxy.forecast import Bandwidths, Case, Rate, assumed, forecast, improvements
 from moe_proxy.hardware import Gpu, Hardware
 from moe_proxy.model.footprint import Footprint
@@ -181,6 +184,50 @@ def test_without_a_gpu() -> None:
     assert found.tokens_per_s == found.limit_tokens_per_s
     changes = [better.change for better in improvements(case(gpu=False, ram_budget=RamBudget(fraction=0.5)))]
     assert set(changes) == {"all experts in RAM: leave --ram-budget out", "compute on the GPU: --gpu"}
+
+
+@given(
+    vram_mib=st.integers(0, 40_000),
+    ram_mib=st.integers(0, 60_000),
+    tokens=st.integers(16, 300_000),
+    ram_share=st.none() | st.floats(0, 1),
+    budget_mib=st.none() | st.integers(1024, 40_000),
+    gpu=st.booleans(),
+    pager=st.booleans(),
+)
+# A card that just does not hold the dense part.
+@example(vram_mib=2200, ram_mib=60_000, tokens=4096, ram_share=None, budget_mib=None, gpu=False, pager=True)
+def test_any_machine(
+    vram_mib: int,
+    ram_mib: int,
+    tokens: int,
+    ram_share: float | None,
+    budget_mib: int | None,
+    gpu: bool,
+    pager: bool,
+) -> None:
+    """Whatever can be planned has a forecast whose numbers agree, and so has each change to it."""
+    card = replace(CARD, vram_free_bytes=vram_mib << 20)
+    machine = replace(MACHINE, ram_available_bytes=ram_mib << 20, gpus=(card,))
+    wanted = Wanted(
+        gpu,
+        Context(tokens),
+        None if ram_share is None else RamBudget(fraction=ram_share),
+        budget_mib << 20 if gpu and budget_mib else None,
+    )
+    some = Case(LAYOUT, FOOTPRINT, machine, wanted, bandwidths(), None, pager=pager)
+    try:
+        found = forecast(some)
+    except ConfigError:
+        return
+    assert 0 <= found.resident_share <= 1 and 0 <= found.hits.mean <= 1
+    assert 0 < found.tokens_per_s <= found.limit_tokens_per_s
+    read_bytes = sum(read.size_bytes for read in found.reads)
+    assert read_bytes == pytest.approx(FOOTPRINT.read_bytes + 8 * 48 * 3 * SLAB)
+    for memory in filter(None, (found.vram, found.ram)):
+        assert all(part.size_bytes >= 0 for part in memory.parts)
+        assert memory.free_bytes == 0 or memory.over_bytes == 0
+    assert all(better.tokens_per_s > 0 for better in improvements(some))
 
 
 def test_what_gives_more() -> None:
