@@ -9,6 +9,7 @@ from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from moe_proxy.errors import EngineGoneError, MoeProxyError, NotFoundError
+from moe_proxy.proxy.admission import Ticket
 from moe_proxy.proxy.exchange import Exchange
 from moe_proxy.proxy.ollama import models
 from moe_proxy.proxy.relay import relay
@@ -68,45 +69,50 @@ def returned_headers(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
 async def generate(exchange: Exchange) -> web.StreamResponse:
     """POST of a route that generates text: classified, observed, streamed."""
     with exchange.admission.admitted() as ticket:
-        raw, value = await exchange.json_object()
-        check_media(value)
-        models.check_openai(exchange.context, value.get("model"))
+        raw, value = await _judged(exchange)
         edited = exchange.context.parameters.applied(value)
         if edited is not value:
             raw = await exchange.aside(len(raw), lambda: dump(edited))
-        headers = forwarded_headers(exchange.request.headers, exchange.id, has_body=True)
         with exchange.observed(await exchange.classified(value)):
-            opening = exchange.upstream.send("POST", exchange.target, headers, raw)
-            form = SseForm(exchange.path, exchange.family)
-            return await relay(exchange, ticket, opening, form, patient=value.get("stream") is True)
+            return await _relayed(exchange, ticket, raw, patient=value.get("stream") is True)
 
 
 async def forward(exchange: Exchange) -> web.StreamResponse:
     """Any other POST of a JSON object."""
     with exchange.admission.admitted() as ticket:
-        raw, value = await exchange.json_object()
-        check_media(value)
-        models.check_openai(exchange.context, value.get("model"))
-        headers = forwarded_headers(exchange.request.headers, exchange.id, has_body=True)
-        opening = exchange.upstream.send("POST", exchange.target, headers, raw)
-        return await relay(exchange, ticket, opening, SseForm(exchange.path, exchange.family), patient=False)
+        raw, _ = await _judged(exchange)
+        return await _relayed(exchange, ticket, raw)
 
 
 async def write(exchange: Exchange) -> web.StreamResponse:
     """POST of what changes the engine's state: whatever the body is, it is the engine's affair."""
     with exchange.admission.admitted() as ticket:
-        raw = await exchange.body()
-        headers = forwarded_headers(exchange.request.headers, exchange.id, has_body=True)
-        opening = exchange.upstream.send("POST", exchange.target, headers, raw)
-        return await relay(exchange, ticket, opening, SseForm(exchange.path, exchange.family), patient=False)
+        return await _relayed(exchange, ticket, await exchange.body())
 
 
 async def read(exchange: Exchange) -> web.StreamResponse:
     """GET of what the engine says of itself."""
     with exchange.admission.admitted() as ticket:
-        headers = forwarded_headers(exchange.request.headers, exchange.id, has_body=False)
-        opening = exchange.upstream.send("GET", exchange.target, headers, None)
-        return await relay(exchange, ticket, opening, SseForm(exchange.path, exchange.family), patient=False)
+        return await _relayed(exchange, ticket, None)
+
+
+async def _judged(exchange: Exchange) -> tuple[bytes, Mapping[str, object]]:
+    """The body, as it came and as an object. Raises RequestError for media and models that are refused."""
+    raw, value = await exchange.json_object()
+    check_media(value)
+    models.check_openai(exchange.context, value.get("model"))
+    return raw, value
+
+
+async def _relayed(
+    exchange: Exchange, ticket: Ticket, raw: bytes | None, *, patient: bool = False
+) -> web.StreamResponse:
+    """The engine's answer to a POST of ``raw``, or to a GET."""
+    has_body = raw is not None
+    headers = forwarded_headers(exchange.request.headers, exchange.id, has_body=has_body)
+    opening = exchange.upstream.send("POST" if has_body else "GET", exchange.target, headers, raw)
+    form = SseForm(exchange.path, exchange.family)
+    return await relay(exchange, ticket, opening, form, patient=patient)
 
 
 async def page(exchange: Exchange) -> web.StreamResponse:

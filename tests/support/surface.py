@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 import tempfile
 import threading
@@ -29,6 +30,8 @@ from fake_llama_server import make_app as make_fake_app
 
 TEMPLATE = "{% if tools %}{{ tools }}{% endif %}{% if enable_thinking %}<think>{% endif %}"
 DIGEST = "ab" * 32
+HELLO: Any = [{"role": "user", "content": "write code"}]
+CHAT: dict[str, Any] = {"model": "planted-moe", "messages": HELLO}
 
 
 def header(**changes: Any) -> GgufHeader:
@@ -162,6 +165,29 @@ class Surface:
         """GET: status, headers, bytes."""
         async with self.http.get(self.url + path, **more) as response:
             return response.status, response.headers, await response.read()
+
+    async def ask(self, path: str, body: Any) -> tuple[int, Any]:
+        """POST: status and JSON."""
+        status, _, answer = await self.post(path, body)
+        return status, json.loads(answer)
+
+    async def raw(self, *pieces: bytes) -> bytes:
+        """The whole answer to bytes on a connection of their own."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.listening.port)
+        try:
+            for piece in pieces:
+                writer.write(piece)
+                await writer.drain()
+            return await reader.read()
+        finally:
+            writer.close()
+            await writer.wait_closed()
+
+
+def lines_of(body: bytes) -> list[Any]:
+    """The objects of an NDJSON stream, which has no blank line."""
+    assert body.endswith(b"\n")
+    return [json.loads(line) for line in body[:-1].split(b"\n")]
 
 
 async def eventually(condition: Any, timeout_s: float = 5.0) -> None:

@@ -12,20 +12,11 @@ from typing import Any
 import pytest
 
 from moe_proxy.proxy.context import Limits
-from tests.support.surface import Surface, eventually, surface
+from tests.support.surface import eventually, surface
 
 HELLO: Any = [{"role": "user", "content": "write code"}]
 CHAT = {"model": "planted-moe", "messages": HELLO, "stream": False}
 HEAD = b"POST %s HTTP/1.1\r\nHost: localhost\r\n%sContent-Length: %d\r\nConnection: close\r\n\r\n"
-
-
-async def _raw(proxy: Surface, data: bytes) -> bytes:
-    reader, writer = await asyncio.open_connection("127.0.0.1", proxy.listening.port)
-    writer.write(data)
-    answer = await reader.read()
-    writer.close()
-    await writer.wait_closed()
-    return answer
 
 
 @pytest.mark.parametrize("path", ["/api/chat", "/v1/chat/completions"])
@@ -34,7 +25,7 @@ async def test_numbers_that_json_cannot_hold(path: str, number: str) -> None:
     """A number that no float holds is a 400 that says so: sent on, it would be no JSON any more."""
     body = json.dumps({**CHAT, "options": {"temperature": 7}}).replace("7", number)
     async with surface() as proxy:
-        answer = await _raw(proxy, HEAD % (path.encode(), b"", len(body)) + body.encode())
+        answer = await proxy.raw(HEAD % (path.encode(), b"", len(body)) + body.encode())
         assert answer.startswith(b"HTTP/1.1 400 ")
         assert b"the body is not JSON" in answer
 
@@ -65,7 +56,7 @@ async def test_a_body_that_is_not_compressed_as_it_says(
 ) -> None:
     """A broken Content-Encoding is the client's fault: a 400, and no line in the log."""
     async with surface() as proxy:
-        answer = await _raw(proxy, HEAD % (b"/api/chat", b"Content-Encoding: gzip\r\n", len(body)) + body)
+        answer = await proxy.raw(HEAD % (b"/api/chat", b"Content-Encoding: gzip\r\n", len(body)) + body)
         assert answer.startswith(b"HTTP/1.1 400 ")
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
@@ -83,16 +74,16 @@ async def test_a_body_that_is_not_compressed_as_it_says(
 async def test_no_http_does_not_fill_the_log(data: bytes, caplog: pytest.LogCaptureFixture) -> None:
     """Whoever sends what is no HTTP is told; the operator's log gets no traceback per request."""
     async with surface() as proxy:
-        assert (await _raw(proxy, data)).startswith(b"HTTP/1.0 400 ")
+        assert (await proxy.raw(data)).startswith(b"HTTP/1.0 400 ")
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 async def test_a_line_end_in_a_path() -> None:
     """A path is judged and answered by us whatever is escaped in it."""
     async with surface() as proxy:
-        answer = await _raw(proxy, b"GET /v1/x%0Ay HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        answer = await proxy.raw(b"GET /v1/x%0Ay HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         assert b'"type":"not_found_error"' in answer
-        answer = await _raw(proxy, b"GET /%0A HTTP/1.1\r\nHost: evil.com\r\nConnection: close\r\n\r\n")
+        answer = await proxy.raw(b"GET /%0A HTTP/1.1\r\nHost: evil.com\r\nConnection: close\r\n\r\n")
         assert answer.startswith(b"HTTP/1.1 403 ")
 
 

@@ -14,24 +14,22 @@ import pytest
 
 from moe_proxy.model.gguf_header import TensorInfo
 from moe_proxy.proxy.context import Limits
-from tests.support.surface import DIGEST, BackendState, Surface, card, eventually, header, surface
+from tests.support.surface import (
+    CHAT,
+    DIGEST,
+    HELLO,
+    BackendState,
+    card,
+    eventually,
+    header,
+    lines_of,
+    surface,
+)
 
-HELLO: Any = [{"role": "user", "content": "write code"}]
-CHAT = {"model": "planted-moe", "messages": HELLO}
 SERVED = "this server has planted-moe:latest"
 TOOLS: list[Any] = [
     {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
 ]
-
-
-def _lines(body: bytes) -> list[Any]:
-    assert body.endswith(b"\n")
-    return [json.loads(line) for line in body[:-1].split(b"\n")]
-
-
-async def _ask(proxy: Surface, path: str, body: Any) -> tuple[int, Any]:
-    status, _, answer = await proxy.post(path, body)
-    return status, json.loads(answer)
 
 
 async def test_ollama_client_chat() -> None:
@@ -116,7 +114,7 @@ async def test_stream_by_default_and_content_types() -> None:
         headers = {"Content-Type": "text/plain"}
         async with proxy.http.post(proxy.url + "/api/chat", data=data, headers=headers) as response:
             assert response.headers["Content-Type"] == "application/x-ndjson"
-            assert _lines(await response.read())[-1]["done"] is True
+            assert lines_of(await response.read())[-1]["done"] is True
         async with proxy.http.post(proxy.url + "/api/chat", json={**CHAT, "stream": False}) as response:
             assert response.headers["Content-Type"] == "application/json; charset=utf-8"
             assert response.content_length is not None
@@ -142,7 +140,7 @@ async def test_stream_by_default_and_content_types() -> None:
 async def test_ollama_errors(path: str, body: Any, status: int, error: str) -> None:
     """Errors before the first byte have their real status and a text, never an object."""
     async with surface() as proxy:
-        assert await _ask(proxy, path, body) == (status, {"error": error})
+        assert await proxy.ask(path, body) == (status, {"error": error})
 
 
 async def test_missing_body_and_unknown_pull() -> None:
@@ -150,7 +148,7 @@ async def test_missing_body_and_unknown_pull() -> None:
     async with surface() as proxy:
         async with proxy.http.post(proxy.url + "/api/chat") as response:
             assert (response.status, await response.json()) == (400, {"error": "missing request body"})
-        status, body = await _ask(proxy, "/api/pull", {"model": "llama3"})
+        status, body = await proxy.ask("/api/pull", {"model": "llama3"})
         assert status == 501
         assert "llama3" in body["error"]
 
@@ -158,12 +156,12 @@ async def test_missing_body_and_unknown_pull() -> None:
 async def test_any_model_name() -> None:
     """With the policy ``any``, an unknown name is served and echoed; the engine hears its own alias."""
     async with surface(unknown_model="any", model=card(upstream_name="up")) as proxy:
-        status, body = await _ask(proxy, "/api/chat", {**CHAT, "model": "whatever:7b", "stream": False})
+        status, body = await proxy.ask("/api/chat", {**CHAT, "model": "whatever:7b", "stream": False})
         assert (status, body["model"]) == (200, "whatever:7b")
         assert isinstance(proxy.fake.requests[0].body, dict)
         assert proxy.fake.requests[0].body["model"] == "up"
     async with surface(unknown_model_openai="strict") as proxy:
-        status, body = await _ask(proxy, "/v1/chat/completions", {**CHAT, "model": "whatever"})
+        status, body = await proxy.ask("/v1/chat/completions", {**CHAT, "model": "whatever"})
         assert (status, body["error"]["type"]) == (404, "not_found_error")
 
 
@@ -176,7 +174,7 @@ async def test_wrong_requests_are_no_failures() -> None:
             ("/v1/chat/completions", {"messages": 1}),
             ("/v1/chat/completions", {"messages": 1, "stream": True}),
         ):
-            status, _ = await _ask(proxy, path, asked)
+            status, _ = await proxy.ask(path, asked)
             assert 400 <= status < 500
         assert proxy.context.metrics.requests()["total"] == 4
         assert proxy.context.metrics.requests()["failed"] == 0
@@ -186,12 +184,12 @@ async def test_engine_dies_in_mid_stream() -> None:
     """In a stream the last line says what happened, and there is no done; a whole reply is a 502."""
     async with surface("--truncate-after-chunks", "3", "--slow-chunks", "0.02") as proxy:
         status, _, body = await proxy.post("/api/chat", CHAT)
-        lines = _lines(body)
+        lines = lines_of(body)
         assert status == 200
         assert "closed the stream" in lines[-1]["error"]
         assert not any(line.get("done") for line in lines)
         asked = {"model": "planted-moe", "prompt": "x", "stream": False}
-        status, whole = await _ask(proxy, "/api/generate", asked)
+        status, whole = await proxy.ask("/api/generate", asked)
         assert status == 502
         assert "closed the stream" in whole["error"]
         assert proxy.context.metrics.requests()["failed"] == 2
@@ -201,10 +199,10 @@ async def test_engine_dies_in_mid_stream() -> None:
 async def test_engine_refuses(stream: bool) -> None:
     """The engine's own status and message reach Ollama's clients as a text; garbage is an error too."""
     async with surface("--error-status", "400") as proxy:
-        answer = await _ask(proxy, "/api/chat", {**CHAT, "stream": stream})
+        answer = await proxy.ask("/api/chat", {**CHAT, "stream": stream})
         assert answer == (400, {"error": "the fake refuses"})
     async with surface("--garbage") as proxy:
-        status, body = await _ask(proxy, "/api/chat", {**CHAT, "stream": stream})
+        status, body = await proxy.ask("/api/chat", {**CHAT, "stream": stream})
         assert (status, body) == (503, {"error": "llama-server did not answer with a stream"})
 
 
@@ -224,7 +222,7 @@ async def test_information_never_waits() -> None:
             "parent_model": "", "format": "gguf", "family": "qwen3moe", "families": ["qwen3moe"],
             "parameter_size": "30.5B", "quantization_level": "Q4_K_M",
         }  # fmt: skip
-        status, shown = await _ask(proxy, "/api/show", {"name": "planted-moe"})
+        status, shown = await proxy.ask("/api/show", {"name": "planted-moe"})
         assert status == 200
         assert shown["template"] == header().chat_template
         keys = [key for key in shown["model_info"] if "context_length" in key]
@@ -243,7 +241,7 @@ async def test_raw_images_reach_the_engine() -> None:
     png = base64.b64encode(b"\x89PNG\r\n\x1a\n0000").decode()
     async with surface(model=card(capabilities=("completion", "vision"))) as proxy:
         asked = {"model": "planted-moe", "prompt": "see", "images": [png], "raw": True, "stream": False}
-        status, body = await _ask(proxy, "/api/generate", asked)
+        status, body = await proxy.ask("/api/generate", asked)
         assert (status, body["response"]) == (200, proxy.fake.switches.reply)
         assert [seen.path for seen in proxy.fake.requests] == ["/props", "/completion"]
         sent = proxy.fake.requests[1].body
@@ -256,12 +254,12 @@ async def test_show_verbose() -> None:
     tensor = TensorInfo("blk.0.ffn_up_exps.weight", (64, 32, 8), "Q4_K", 9216, 0, Path("m.gguf"))
     made = header(tensors=(tensor,), metadata={"general.license": "apache-2.0"})
     async with surface(model=card(header=made)) as proxy:
-        _, brief = await _ask(proxy, "/api/show", {"model": "planted-moe"})
+        _, brief = await proxy.ask("/api/show", {"model": "planted-moe"})
         assert brief["license"] == "apache-2.0"
         assert "tensors" not in brief
-        _, whole = await _ask(proxy, "/api/show", {"model": "planted-moe", "verbose": True})
+        _, whole = await proxy.ask("/api/show", {"model": "planted-moe", "verbose": True})
         assert whole["tensors"] == [{"name": tensor.name, "type": "Q4_K", "shape": [64, 32, 8]}]
-        status, body = await _ask(proxy, "/api/show", {"model": "planted-moe", "verbose": "yes"})
+        status, body = await proxy.ask("/api/show", {"model": "planted-moe", "verbose": "yes"})
         assert (status, body["error"]) == (400, "verbose must be true or false")
 
 
@@ -274,14 +272,14 @@ async def test_load_and_unload(path: str) -> None:
         unloaded.append(True)
 
     async with surface(ready=False, unload=unload) as proxy:
-        asking = asyncio.create_task(_ask(proxy, path, {"model": "planted-moe"}))
+        asking = asyncio.create_task(proxy.ask(path, {"model": "planted-moe"}))
         await eventually(lambda: proxy.context.metrics.requests()["active"] == 1)
         assert not asking.done()
         proxy.backend.gate.set()
         status, body = await asking
         assert (status, body["done"], body["done_reason"]) == (200, True, "load")
         assert body.get("response", body.get("message", {}).get("content")) == ""
-        _, body = await _ask(proxy, path, {"model": "planted-moe", "keep_alive": 0})
+        _, body = await proxy.ask(path, {"model": "planted-moe", "keep_alive": 0})
         assert body["done_reason"] == "unload"
         await eventually(lambda: unloaded == [True])
         assert proxy.fake.requests == []
@@ -291,10 +289,10 @@ async def test_held_requests() -> None:
     """While loading, a stream gets empty chunks, never a blank line; load_duration tells how long."""
     async with surface(ready=False, limits=Limits(header_wait_s=0.02, keep_alive_s=0.02)) as proxy:
         async with proxy.http.post(proxy.url + "/api/chat", json=CHAT) as response:
-            first = _lines(await response.content.readany())[0]
+            first = lines_of(await response.content.readany())[0]
             assert (first["message"]["content"], first["done"]) == ("", False)
             proxy.backend.gate.set()
-            last = _lines(await response.read())[-1]
+            last = lines_of(await response.read())[-1]
         assert last["done"] is True
         assert last["load_duration"] > 10_000_000
 
@@ -307,13 +305,13 @@ async def test_a_long_tool_call_keeps_the_client() -> None:
         surface(*switches, "--hang-after-chunks", "2", limits=Limits(keep_alive_s=0)) as proxy,
         proxy.http.post(proxy.url + "/api/chat", json=body) as response,
     ):
-        line = _lines(await response.content.readline())[0]
+        line = lines_of(await response.content.readline())[0]
         assert line["message"] == {"role": "assistant", "content": ""}
         assert not line["done"]
         response.close()
     async with surface(*switches) as proxy:
         _, _, answer = await proxy.post("/api/chat", body)
-        assert [line["done"] for line in _lines(answer)] == [False, True]
+        assert [line["done"] for line in lines_of(answer)] == [False, True]
 
 
 async def test_what_is_ignored_is_said_once(caplog: pytest.LogCaptureFixture) -> None:

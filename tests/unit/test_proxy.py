@@ -18,20 +18,7 @@ from moe_proxy.errors import ConfigError, EngineGoneError, EngineStartError
 from moe_proxy.proxy.context import Limits
 from moe_proxy.proxy.listening import serve
 from moe_proxy.proxy.server import make_app
-from tests.support.surface import BackendState, Surface, eventually, surface
-
-HELLO: Any = [{"role": "user", "content": "write code"}]
-CHAT = {"model": "planted-moe", "messages": HELLO}
-
-
-def _lines(body: bytes) -> list[Any]:
-    assert body.endswith(b"\n")
-    return [json.loads(line) for line in body[:-1].split(b"\n")]
-
-
-async def _ask(proxy: Surface, path: str, body: Any) -> tuple[int, Any]:
-    status, _, answer = await proxy.post(path, body)
-    return status, json.loads(answer)
+from tests.support.surface import CHAT, BackendState, eventually, lines_of, surface
 
 
 async def test_health_and_ps_when_ready() -> None:
@@ -50,11 +37,11 @@ async def test_failed_start() -> None:
     """Waiters of a failed start all get the reason, each in its own form."""
     async with surface() as proxy:
         proxy.backend.error = EngineStartError("not enough memory", "see the log")
-        status, body = await _ask(proxy, "/api/chat", CHAT)
+        status, body = await proxy.ask("/api/chat", CHAT)
         assert (status, body) == (503, {"error": "not enough memory: see the log"})
-        status, body = await _ask(proxy, "/v1/chat/completions", {**CHAT, "stream": True})
+        status, body = await proxy.ask("/v1/chat/completions", {**CHAT, "stream": True})
         assert (status, body["error"]["type"]) == (503, "unavailable_error")
-        status, body = await _ask(proxy, "/v1/messages", CHAT)
+        status, body = await proxy.ask("/v1/messages", CHAT)
         assert (status, body["type"], body["error"]["type"]) == (503, "error", "unavailable_error")
 
 
@@ -167,7 +154,7 @@ async def test_body_limit() -> None:
             yield b"x" * 1000
 
     async with surface(limits=Limits(max_body_bytes=3000, inline_body_bytes=10)) as proxy:
-        status, body = await _ask(proxy, "/api/chat", {**CHAT, "x": "x" * 3000})
+        status, body = await proxy.ask("/api/chat", {**CHAT, "x": "x" * 3000})
         assert status == 413
         assert "3000" in body["error"]
         async with proxy.http.post(proxy.url + "/v1/chat/completions", data=pieces()) as response:
@@ -250,7 +237,7 @@ async def test_drain_lets_streams_finish() -> None:
             await asyncio.sleep(0.01)
             with pytest.raises(OSError):
                 await asyncio.open_connection("127.0.0.1", proxy.listening.port)
-            assert _lines(await response.read())[-1]["done"] is True
+            assert lines_of(await response.read())[-1]["done"] is True
         await stopping
         assert proxy.observer.ended == [proxy.observer.begun[0][0]]
 
@@ -266,7 +253,7 @@ async def test_drain_cuts_at_its_limit(path: str) -> None:
         assert b"shutting down" in body.strip().split(b"\n")[-1]
         await eventually(lambda: proxy.fake.requests[0].disconnected)
     async with surface(ready=False) as proxy:
-        asking = asyncio.create_task(_ask(proxy, path, {**CHAT, "stream": False}))
+        asking = asyncio.create_task(proxy.ask(path, {**CHAT, "stream": False}))
         await eventually(lambda: proxy.context.metrics.requests()["active"] == 1)
         await proxy.listening.stop(0)
         status, body = await asking
@@ -316,7 +303,7 @@ async def test_http_1_0_client() -> None:
         writer.close()
         await writer.wait_closed()
         assert b"transfer-encoding" not in head.lower()
-        assert _lines(answer)[-1]["done"] is True
+        assert lines_of(answer)[-1]["done"] is True
 
 
 async def test_many_streams_at_once() -> None:
@@ -325,7 +312,7 @@ async def test_many_streams_at_once() -> None:
         answers = await asyncio.gather(*(proxy.post("/api/chat", CHAT) for _ in range(200)))
         for status, _, body in answers:
             assert status == 200
-            text = "".join(line["message"]["content"] for line in _lines(body))
+            text = "".join(line["message"]["content"] for line in lines_of(body))
             assert text == proxy.fake.switches.reply
         assert proxy.context.metrics.requests()["active"] == 0
 

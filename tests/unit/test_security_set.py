@@ -16,24 +16,12 @@ from moe_proxy.access import key_digest
 from moe_proxy.config import OPENABLE_ROUTES, Settings
 from moe_proxy.proxy.context import Limits, SecurityPolicy
 from moe_proxy.proxy.server import NAMED_OPENABLE, OPENABLE
-from tests.support.surface import Surface, surface
+from tests.support.surface import surface
 
 KEY = "sk-aaaaaaaaaaaaaaaa"
 KEYS = SecurityPolicy(key_digests=(key_digest("sk-other"), key_digest(KEY)))
 CHAT: Any = {"model": "planted-moe", "messages": [{"role": "user", "content": "write code"}], "stream": False}
 BODY = json.dumps(CHAT).encode()
-
-
-async def _raw(proxy: Surface, *pieces: bytes) -> bytes:
-    """The whole answer to bytes on a connection of their own."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", proxy.listening.port)
-    try:
-        for piece in pieces:
-            writer.write(piece)
-            await writer.drain()
-        return await reader.read()
-    finally:
-        writer.close()
 
 
 def _request(target: str, *headers: str, body: bytes = BODY, method: str = "POST") -> bytes:
@@ -55,8 +43,8 @@ def _request(target: str, *headers: str, body: bytes = BODY, method: str = "POST
 async def test_rebinding_host(host: str, path: str) -> None:
     """Host check against rebinding: a name that can come to mean this machine is 403, on every route."""
     async with surface() as proxy:
-        answer = await _raw(
-            proxy, _request(path, f"Host: {host}", method="GET" if path in "/stats" else "POST")
+        answer = await proxy.raw(
+            _request(path, f"Host: {host}", method="GET" if path in "/stats" else "POST")
         )
         assert answer.startswith(b"HTTP/1.1 403 ")
         assert proxy.fake.requests == []
@@ -112,8 +100,8 @@ async def test_foreign_origin_on_a_simple_post(origin: str) -> None:
     """Any disallowed Origin is 403 before the handler: a simple POST, which no preflight announces, too."""
     async with surface() as proxy:
         for path in ("/api/chat", "/v1/chat/completions", "/api/delete"):
-            answer = await _raw(
-                proxy, _request(path, "Host: localhost", f"Origin: {origin}", "Content-Type: text/plain")
+            answer = await proxy.raw(
+                _request(path, "Host: localhost", f"Origin: {origin}", "Content-Type: text/plain")
             )
             assert answer.startswith(b"HTTP/1.1 403 ")
             assert b"Access-Control-Allow-Origin" not in answer
@@ -124,15 +112,13 @@ async def test_foreign_origin_on_a_simple_post(origin: str) -> None:
 async def test_absolute_form_target() -> None:
     """Request target in absolute form is judged by its authority, whatever Host says."""
     async with surface() as proxy:
-        answer = await _raw(proxy, _request("http://evil.com/v1/chat/completions", "Host: localhost"))
+        answer = await proxy.raw(_request("http://evil.com/v1/chat/completions", "Host: localhost"))
         assert answer.startswith(b"HTTP/1.1 403 ")
-        answer = await _raw(proxy, _request("http://user@evil.com/api/tags", "Host: localhost", method="GET"))
+        answer = await proxy.raw(_request("http://user@evil.com/api/tags", "Host: localhost", method="GET"))
         assert answer.startswith(b"HTTP/1.1 403 ")
         assert proxy.fake.requests == []
         port = proxy.listening.port
-        answer = await _raw(
-            proxy, _request(f"http://localhost:{port}/v1/chat/completions", "Host: localhost")
-        )
+        answer = await proxy.raw(_request(f"http://localhost:{port}/v1/chat/completions", "Host: localhost"))
         assert answer.startswith(b"HTTP/1.1 200 ")
         assert [seen.path for seen in proxy.fake.requests] == ["/v1/chat/completions"]
 
@@ -146,7 +132,7 @@ async def test_absolute_form_target() -> None:
 async def test_encoded_dots(target: str) -> None:
     """Paths are judged after normalising: no spelling of `..` reaches what is closed."""
     async with surface() as proxy:
-        answer = await _raw(proxy, _request(target, "Host: localhost", body=b"{}"))
+        answer = await proxy.raw(_request(target, "Host: localhost", body=b"{}"))
         assert answer.split(b" ", 2)[1] in (b"400", b"404", b"405")
         assert proxy.fake.requests == []
         assert proxy.fake.priors == []
@@ -167,7 +153,7 @@ async def test_length_with_transfer_encoding(head: str) -> None:
     async with surface() as proxy:
         smuggled = b"0\r\n\r\nPOST /api/chat HTTP/1.1\r\nHost: localhost\r\n\r\n"
         start = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n{head}\r\n\r\n".encode()
-        answer = await _raw(proxy, start + smuggled)
+        answer = await proxy.raw(start + smuggled)
         assert answer.split(b" ", 2)[1] == b"400"
         assert answer.count(b"HTTP/1.") == 1
         assert proxy.fake.requests == []
@@ -176,11 +162,9 @@ async def test_length_with_transfer_encoding(head: str) -> None:
 async def test_oversized_headers() -> None:
     """Headers that no client needs are refused, one that is too long as well as too many of them."""
     async with surface() as proxy:
-        long = await _raw(proxy, _request("/api/chat", "Host: localhost", "X-Long: " + "x" * 20_000))
+        long = await proxy.raw(_request("/api/chat", "Host: localhost", "X-Long: " + "x" * 20_000))
         assert long.split(b" ", 2)[1] == b"400"
-        many = await _raw(
-            proxy, _request("/api/chat", "Host: localhost", *(f"X-{n}: y" for n in range(1000)))
-        )
+        many = await proxy.raw(_request("/api/chat", "Host: localhost", *(f"X-{n}: y" for n in range(1000))))
         assert many.split(b" ", 2)[1] == b"400"
         assert proxy.fake.requests == []
 
@@ -210,7 +194,7 @@ async def test_a_compressed_body_is_measured_as_it_is(path: str) -> None:
     body = gzip.compress(b" " * 50_000_000)
     async with surface(limits=Limits(max_body_bytes=1_000_000)) as proxy:
         assert len(body) < 1_000_000
-        answer = await _raw(proxy, _request(path, "Host: localhost", "Content-Encoding: gzip", body=body))
+        answer = await proxy.raw(_request(path, "Host: localhost", "Content-Encoding: gzip", body=body))
         assert answer.startswith(b"HTTP/1.1 413 ")
         assert proxy.fake.requests == []
 
