@@ -8,10 +8,10 @@ from collections.abc import Callable
 import aiohttp
 import pytest
 
-from tests.support.browser import tab
+from tests.support.browser import NONE, browser_path, tab
 from tests.support.proxy_process import ProxyProcess
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.skipif(browser_path() is None, reason=NONE)]
 
 CHAT = {"messages": [{"role": "user", "content": "print hello world in python"}]}
 CONTEXT = 16384

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -57,6 +58,14 @@ def test_the_wheel_builds_the_same_engine(
 ) -> None:
     """Patches, native and the pin travel in the wheel: it asks for the very engine the checkout builds."""
     assert json.loads(_run(installed, wheel_env, "build", "--json"))["key"] == engine.key
+
+
+def test_the_dashboard_travels_in_the_wheel(installed: Path) -> None:
+    """Its static files are package data."""
+    code = (
+        "from moe_proxy.proxy.dashboard import _FILES, _content; print(sum(map(bool, map(_content, _FILES))))"
+    )
+    assert _run(installed.with_name("python"), dict(os.environ), "-c", code) == "4\n"
 
 
 def test_the_wheel_runs_the_demo(installed: Path, wheel_env: dict[str, str]) -> None:

@@ -8,11 +8,15 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-import pytest
 from playwright.async_api import Page, async_playwright
 
 _NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 NONE = f"no browser: none of {', '.join(_NAMES)} is on PATH (apt-get install chromium-headless-shell)"
+
+
+def browser_path() -> str | None:
+    """A Chromium on this machine."""
+    return next(filter(None, map(shutil.which, _NAMES)), None)
 
 
 @dataclass
@@ -25,10 +29,9 @@ class Tab:
 
 @asynccontextmanager
 async def tab(*, width: int = 1200, height: int = 900, dark: bool = False) -> AsyncIterator[Tab]:
-    """An empty tab of a Chromium that is on this machine; skips the test where there is none."""
-    path = next(filter(None, map(shutil.which, _NAMES)), None)
-    if path is None:
-        pytest.skip(NONE)
+    """An empty tab of the Chromium that is on this machine."""
+    path = browser_path()
+    assert path is not None, NONE
     # Chromium's sandbox cannot be had by root, as whom containers run.
     flags = ["--no-sandbox"] if os.geteuid() == 0 else []
     async with async_playwright() as playwright:

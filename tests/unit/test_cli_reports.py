@@ -100,6 +100,15 @@ def test_stats_of_a_silent_engine_say_so(monkeypatch: pytest.MonkeyPatch, capsys
     assert "hit rate" in printed
 
 
+def test_stats_say_what_is_wrong(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """ "Inert but enabled" must be visible: a warning stands in the report, and so does what runs now."""
+    running = {"id": "r", "path": "/api/chat", "domain": None, "seconds": 12.3, "tokens": 77}
+    warning = {"level": "warn", "text": "the cache is on and inert [/b]"}
+    printed = _stats(monkeypatch, capsys, remarks=[warning], in_flight=[running])
+    assert "the cache is on and inert [/b]" in printed
+    assert re.search(r"-\s+77\s+12\.3\s+-\s+/api/chat", printed)
+
+
 def test_a_good_map_is_called_ok(monkeypatch: pytest.MonkeyPatch, capsys: Any, planted_model: Path) -> None:
     """`map check` ends with one line of verdict; of a good map the exit code is 0."""
     assert run_main(monkeypatch, "map", "check", str(PLANTED_MAP)) == 0
