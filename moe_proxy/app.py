@@ -93,6 +93,7 @@ async def running_engine(
             log_path=paths.engine_log,
             limits=limits,
             on_ready=repeat_prior,
+            model_bytes=served.header.size_bytes,
         )
         async with supervisor:
             yield Engine(supervisor, control, feed)

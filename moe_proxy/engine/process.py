@@ -37,6 +37,15 @@ def start_time_of(pid: int) -> int | None:
     return None if state in "ZX" else int(fields[18])
 
 
+def resident_bytes(pid: int) -> int:
+    """Memory of process ``pid`` that is in RAM, files it has mapped included; 0 when there is none."""
+    try:
+        pages = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]
+    except (OSError, IndexError):
+        return 0
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
 def signal_group(pid: int, number: signal.Signals) -> None:
     """Send ``number`` to the process group led by ``pid``; a group that is gone is no error."""
     try:

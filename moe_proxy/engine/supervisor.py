@@ -21,6 +21,7 @@ import aiohttp
 from moe_proxy.engine.child import Child, Launch
 from moe_proxy.engine.child_log import ChildLog
 from moe_proxy.engine.leftover import EngineRecord, clear_the_way
+from moe_proxy.engine.process import resident_bytes
 from moe_proxy.errors import EngineGoneError, EngineStartError
 
 __all__ = ["EngineStatus", "Launch", "State", "Supervisor", "SupervisorLimits"]
@@ -51,7 +52,7 @@ class EngineStatus:
     reason: str  # why it crashed or failed, else ""
     restarts: int
     pid: int | None
-    progress: float | None  # of loading, 0 to 1; None when llama-server does not say
+    progress: float | None  # of loading, 0 to 1: how much of the model is in memory; None when not loading
     next_try_s: float | None  # until the next start, in state CRASHED
     since_s: float  # time spent in this state
 
@@ -93,11 +94,16 @@ class Supervisor:
         log_path: Path,
         limits: SupervisorLimits | None = None,
         on_ready: Callable[[], Awaitable[None]] | None = None,
+        model_bytes: int = 0,
     ) -> None:
-        """``on_ready`` is awaited after each start once the child answers, and cancelled if it dies."""
+        """``on_ready`` is awaited after each start once the child answers, and cancelled if it dies.
+
+        ``model_bytes`` is what the child reads until it is ready, by which progress is told; 0: unknown.
+        """
         self._launch = launch
         self._limits = limits or SupervisorLimits()
         self._on_ready = on_ready
+        self._model_bytes = model_bytes
         self._runtime_dir = runtime_dir
         self._record = runtime_dir / "engine.json"
         self._log_path = log_path
@@ -146,10 +152,17 @@ class Supervisor:
             reason=self._reason,
             restarts=self._restarts,
             pid=self._child.pid if self._child is not None else None,
-            progress=None,
+            progress=self._progress(),
             next_try_s=max(0.0, self._next_try - now) if crashed else None,
             since_s=now - self._since if self._owner is not None else 0.0,
         )
+
+    def _progress(self) -> float | None:
+        """llama-server does not say how far it is; how much memory it has taken does."""
+        loading = self._state in (State.STARTING, State.LOADING)
+        if not loading or self._child is None or not self._model_bytes:
+            return None
+        return round(min(resident_bytes(self._child.pid) / self._model_bytes, 1.0), 3)
 
     async def ready(self, timeout_s: float) -> None:
         """Return when the child is ready, also when it has to be restarted or woken for that.

@@ -36,6 +36,7 @@ def supervisor(
     *switches: str,
     limits: SupervisorLimits = LIMITS,
     on_ready: Callable[[], Awaitable[None]] | None = None,
+    model_bytes: int = 0,
 ) -> Supervisor:
     """A supervisor of the fake."""
     return Supervisor(
@@ -44,6 +45,7 @@ def supervisor(
         log_path=folder / "engine.log",
         limits=limits,
         on_ready=on_ready,
+        model_bytes=model_bytes,
     )
 
 

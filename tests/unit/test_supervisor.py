@@ -57,6 +57,19 @@ async def test_loading_is_a_state_of_its_own(folder: Path) -> None:
             await engine.ready(0.05)
 
 
+@pytest.mark.parametrize(("model_bytes", "least", "most"), [(1, 1.0, 1.0), (2 << 30, 0.001, 0.2)])
+async def test_progress_of_loading(folder: Path, model_bytes: int, least: float, most: float) -> None:
+    """Loading with progress: how much of the model is in the child's memory, while it loads."""
+    async with supervisor(folder, "--never-ready", model_bytes=model_bytes) as engine:
+        await until(lambda: engine.status.state is State.LOADING)
+        progress = engine.status.progress
+        assert progress is not None
+        assert least <= progress <= most
+    async with supervisor(folder, model_bytes=model_bytes) as engine:
+        await engine.ready(PATIENCE_S)
+        assert engine.status.progress is None
+
+
 async def test_a_child_that_never_becomes_ready_is_ended(folder: Path) -> None:
     """Not ready within ``ready_timeout``: ended, failed, and every waiter gets the reason."""
     limits = replace(LIMITS, ready_timeout_s=0.3)
