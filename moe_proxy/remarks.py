@@ -14,6 +14,7 @@ Json = Mapping[str, Any]
 # So many picks say something: a few tokens of a model with many layers.
 _ENOUGH_PICKS = 1000
 _ENOUGH_TOKENS = 200
+_ENOUGH_REQUESTS = 3
 # As in a router map: a layer whose busiest experts take more than this routes all tokens alike.
 _CONSTANT_SHARE = 0.99
 
@@ -77,13 +78,11 @@ def constant_routing(layers: Sequence[str]) -> list[Remark]:
 def _of_experts(stats: Json) -> list[Remark]:
     experts, prior = stats["experts"], stats["prior"]
     found = []
-    answers = stats["latency"]["duration_s"]["count"]
-    # Warming up counts a few tokens as well; each answer has at least one.
-    if experts["tokens"] < answers and not stats["engine"]["restarts"]:
+    # Of each request by itself: the counters of the engine start anew with it, also after it was unloaded.
+    seen = [request["tokens"] for request in stats["recent"] if request["classifier"]]
+    if len(seen) >= _ENOUGH_REQUESTS and not any(seen) and stats["latency"]["duration_s"]["count"]:
         found.append(
-            _warn(
-                f"the pager is on and inert: {answers} answers, and {experts['tokens']} tokens were counted"
-            )
+            _warn(f"the pager is on and inert: it counted no token of the last {len(seen)} requests")
         )
     elif experts["picks"] >= _ENOUGH_PICKS and not experts["hits"] and experts["budget_bytes"]:
         found.append(_warn(f"the cache is on and inert: none of {experts['picks']} picks was a hit"))

@@ -8,6 +8,9 @@ import pytest
 
 from moe_proxy.remarks import constant_layers, constant_routing, remarks
 
+RECENT = [{"classifier": "keyword", "tokens": 30}] * 3
+UNSEEN = [{"classifier": "keyword", "tokens": 0}] * 3
+
 
 def stats(**changes: Any) -> dict[str, Any]:
     """A healthy proxy after a few answers; a change names a part and what differs in it."""
@@ -17,6 +20,7 @@ def stats(**changes: Any) -> dict[str, Any]:
         "latency": {"duration_s": {"count": 3}},
         "prior": {"map": "m", "pushed": 2, "failed": 0},
         "pager": True,
+        "recent": RECENT,
         "experts": {"tokens": 90, "picks": 4000, "hits": 3000, "budget_bytes": 1 << 20, "reasons": []},
     }
     for part, change in changes.items():
@@ -33,7 +37,7 @@ def test_a_healthy_proxy_gives_no_reason_to_speak() -> None:
     ("changes", "says"),
     [
         ({"experts": {"hits": 0}}, "the cache is on and inert: none of 4000 picks was a hit"),
-        ({"experts": {"tokens": 2}}, "the pager is on and inert: 3 answers, and 2 tokens were counted"),
+        ({"recent": UNSEEN}, "the pager is on and inert: it counted no token of the last 3 requests"),
         ({"engine": {"restarts": 2}}, "llama-server was restarted, 2 so far"),
         ({"engine": {"state": "crashed", "reason": "killed"}}, "llama-server has crashed: killed"),
         ({"experts": None}, "the pager does not answer"),
@@ -55,6 +59,10 @@ def test_warnings(changes: dict[str, Any], says: str) -> None:
         {"experts": {"hits": 0, "budget_bytes": 0}},  # as it was asked for
         {"experts": {"tokens": 0, "picks": 0, "hits": 0}, "latency": {"duration_s": {"count": 0}}},
         {"experts": None, "engine": {"state": "loading"}},
+        {"experts": {"tokens": 0, "picks": 0, "hits": 0}},  # unloaded, and loaded again just now
+        {"recent": UNSEEN[:2]},
+        {"recent": UNSEEN, "latency": {"duration_s": {"count": 0}}},  # all of them failed
+        {"recent": [{"classifier": "", "tokens": 0}] * 9},  # nobody asked the pager about them
     ],
 )
 def test_no_warning_without_evidence(changes: dict[str, Any]) -> None:
