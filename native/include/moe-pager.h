@@ -16,7 +16,8 @@
 //   MOE_PAGER_UBATCH_TOKENS  of the longest ubatch that is counted on a GPU (default 4096)
 //   MOE_PAGER_HALF_LIFE  tokens after which a count weighs half (default 256)
 //   MOE_PAGER_HORIZON    tokens over which a move must pay for itself (default 64)
-//   MOE_PAGER_POLICY     posterior
+//   MOE_PAGER_TRACE      file to record the routing in, for moe-pager-simulate (default: none)
+//   MOE_PAGER_POLICY     posterior (default), lru, lfu or static
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -87,25 +87,37 @@ void mover::run() noexcept {
         if (stopping_) {
             return;
         }
-        busy_           = true;
-        planned_        = requested_;
-        planned_urgent_ = urgent_;
         lock.unlock();
-        try {
-            pass();
-        } catch (const std::bad_alloc &) {
-            stats_.refusals.add("memory", ENOMEM);
-        }
+        step();
         lock.lock();
-        left_ = 0;
-        busy_ = false;
         // a pass per token would cost more than it brings
         changed_.wait_for(lock, pass_interval, [this] { return stopping_ || urgent_ != planned_urgent_; });
     }
 }
 
+void mover::step() noexcept {
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        busy_           = true;
+        planned_        = requested_;
+        planned_urgent_ = urgent_;
+    }
+    try {
+        pass();
+    } catch (const std::bad_alloc &) {
+        stats_.refusals.add("memory", ENOMEM);
+    }
+    std::lock_guard<std::mutex> lock(mutex_);
+    left_ = 0;
+    busy_ = false;
+}
+
 void mover::pass() {
-    scores_.evaluate(score_);
+    scores_.evaluate(seen_.score, &seen_.picks);
+    seen_.last_pick.resize(lay_.n_experts());
+    for (uint32_t e = 0; e < lay_.n_experts(); ++e) {
+        seen_.last_pick[e] = table_.last_pick(e);
+    }
     const uint64_t budget  = budget_bytes();
     const uint64_t fixed   = lay_.fixed_bytes();
     const uint64_t movable = budget > fixed ? budget - fixed : 0;
@@ -123,7 +135,7 @@ void mover::pass() {
     first_pass_ = false;
 
     for (uint32_t c = 0; c < lay_.n_size_classes(); ++c) {
-        const policy_view view = { lay_, score_, resident_, c, device_.room(c, movable), horizon_tokens_ };
+        const policy_view view = { lay_, seen_, resident_, c, device_.room(c, movable), horizon_tokens_ };
         carry_out(policy_.plan(view));
     }
     if (device_.gives_back()) {

@@ -55,6 +55,10 @@ class mover {
     mover & operator=(const mover &) = delete;
 
     void start();
+
+    // A pass on the caller's thread, for a mover that has not been started: simulators keep time themselves.
+    void step() noexcept;
+
     void stop() noexcept; // returns when the move in hand is done; the rest is dropped
 
     void ubatch_finished() noexcept { wake(false); }
@@ -108,7 +112,7 @@ class mover {
 
     // of the mover's thread
     bool                  first_pass_ = true;
-    std::vector<double>   score_;
+    evidence              seen_;
     std::vector<uint8_t>  resident_; // as the device was told; the page table follows
     std::vector<uint64_t> locked_;   // bytes, by expert
 

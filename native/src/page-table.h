@@ -66,6 +66,9 @@ class page_table {
     // whose layer is being computed are counted in `cold_bytes` and left out of the list.
     std::vector<cold_expert> cold(const layout & lay, uint64_t & cold_bytes) const;
 
+    // the stamp
+    uint64_t last_pick(uint32_t expert) const noexcept { return stamp_[expert].load(std::memory_order_relaxed); }
+
     // the mover may give back the pages of a cold expert if this is still its last pick
     bool forget(const cold_expert & cold) noexcept {
         uint64_t expected = cold.stamp;

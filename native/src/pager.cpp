@@ -61,9 +61,18 @@ settings read_settings(const std::function<const char *(const char *)> & get) {
     number("MOE_PAGER_HALF_LIFE", 1, "256 is used", [&](uint64_t v) { result.half_life_tokens = (double) v; });
     number("MOE_PAGER_HORIZON", 1, "64 is used", [&](uint64_t v) { result.horizon_tokens = (double) v; });
 
+    if (const char * trace = get("MOE_PAGER_TRACE")) {
+        result.trace = trace;
+    }
+
     const char * name = get("MOE_PAGER_POLICY");
-    if (name != nullptr && *name != '\0' && result.policy != name) {
-        result.remarks.push_back("MOE_PAGER_POLICY='" + std::string(name) + "' is unknown; 'posterior' is used");
+    if (name != nullptr && *name != '\0') {
+        if (make_policy(name) != nullptr) {
+            result.policy = name;
+        } else {
+            result.remarks.push_back("MOE_PAGER_POLICY='" + std::string(name) + "' is none of " +
+                                     listed(policy_names()) + "; '" + result.policy + "' is used");
+        }
     }
     return result;
 }
@@ -76,7 +85,7 @@ pager::pager(layout lay, const settings & set, const make_device_fn & make_devic
       usage_(lay_),
       device_(make_device(lay_, table_)),
       vram_(dynamic_cast<const tier_vram *>(device_.get())),
-      policy_(make_policy_posterior()),
+      policy_(make_policy(set.policy)),
       mover_(lay_,
              table_,
              score_,
@@ -85,6 +94,9 @@ pager::pager(layout lay, const settings & set, const make_device_fn & make_devic
              *policy_,
              set.ram_bytes == UINT64_MAX || lay_.has(memory::pinned) ? lay_.total_bytes() : set.ram_bytes,
              set.horizon_tokens) {
+    if (!set.trace.empty()) {
+        trace_ = std::make_unique<trace_writer>(lay_, set.trace);
+    }
     mover_.start();
 }
 
@@ -191,6 +203,9 @@ void pager::count(ubatch & ub, const routed_ids & ids) noexcept {
         }
     }
     if (!ub.warmup) {
+        if (trace_ != nullptr) {
+            trace_->add((uint32_t) row, ids.data, ids.n_used, n_rows, ids.nb_used, ids.nb_row, hits);
+        }
         score_.count_tokens((uint32_t) row, (uint32_t) n_rows);
         stats::add(stats_.picks, picks);
         stats::add(stats_.hits, hits);
@@ -211,6 +226,9 @@ void pager::count(ubatch & ub, const routed_ids & ids) noexcept {
 void pager::ubatch_end(const ubatch & ub) noexcept {
     if (!ub.counted && !ub.warmup) {
         stats::add(stats_.unseen_ubatches, 1);
+    }
+    if (trace_ != nullptr && !ub.warmup) {
+        trace_->end_ubatch(ub.n_tokens);
     }
     table_.end_ubatch();
     unclaimed_cold_bytes_.store(0, std::memory_order_relaxed);
@@ -291,6 +309,9 @@ std::vector<std::string> pager::reasons() const {
 
     if (vram_ != nullptr && !vram_->get_report().reason.empty()) {
         result.push_back(vram_->get_report().reason);
+    }
+    if (trace_ != nullptr && !trace_->error().empty()) {
+        result.push_back(trace_->error());
     }
 
     static const std::map<std::string, const char *> consequences = {

@@ -18,6 +18,7 @@
 #include "score.h"
 #include "stats.h"
 #include "tier-vram.h"
+#include "trace-writer.h"
 #include "usage.h"
 
 #include <array>
@@ -41,6 +42,7 @@ struct settings {
     double      half_life_tokens = 256;
     double      horizon_tokens   = 64;
     std::string policy           = "posterior";
+    std::string trace; // file to record the routing in; empty: none
 
     std::vector<std::string> remarks; // values that could not be used, and what was used in their place
 };
@@ -135,20 +137,21 @@ class pager {
     void stop() noexcept { mover_.stop(); }
 
   private:
-    layout                   lay_;
-    std::vector<std::string> remarks_;
-    page_table               table_;
-    score                    score_;
-    usage                    usage_;
-    stats                    stats_;
-    std::unique_ptr<device>  device_;
-    const tier_vram *        vram_;
-    std::unique_ptr<policy>  policy_;
-    std::atomic<uint64_t>    unclaimed_cold_bytes_{ 0 }; // read since the mover was woken last
-    std::mutex               totals_mutex_;
-    uint64_t                 tokens_reset_at_ = 0;
-    uint64_t                 hits_reset_at_   = 0;
-    mover                    mover_; // last: its thread uses all of the above
+    layout                        lay_;
+    std::vector<std::string>      remarks_;
+    page_table                    table_;
+    score                         score_;
+    usage                         usage_;
+    stats                         stats_;
+    std::unique_ptr<device>       device_;
+    const tier_vram *             vram_;
+    std::unique_ptr<policy>       policy_;
+    std::atomic<uint64_t>         unclaimed_cold_bytes_{ 0 }; // read since the mover was woken last
+    std::mutex                    totals_mutex_;
+    std::unique_ptr<trace_writer> trace_; // null: nothing is recorded
+    uint64_t                      tokens_reset_at_ = 0;
+    uint64_t                      hits_reset_at_   = 0;
+    mover                         mover_; // last: its thread uses all of the above
 };
 
 } // namespace moe_pager

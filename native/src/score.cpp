@@ -39,7 +39,7 @@ void score::drain() {
     }
 }
 
-void score::evaluate(std::vector<double> & scores) {
+void score::evaluate(std::vector<double> & scores, std::vector<uint64_t> * picks) {
     std::lock_guard<std::mutex> lock(mutex_);
     drain();
     scores.resize(lay_.n_experts());
@@ -47,6 +47,9 @@ void score::evaluate(std::vector<double> & scores) {
         const double p      = prior_.p.empty() ? 0 : prior_.p[e];
         const double weight = prior_.kappa + n_layer_[lay_.row_of(e)];
         scores[e]           = weight > 0 ? (prior_.kappa * p + n_[e]) / weight : 0;
+    }
+    if (picks != nullptr) {
+        *picks = drained_;
     }
 }
 

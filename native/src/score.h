@@ -47,8 +47,8 @@ class score {
         window_tokens_[row].fetch_add(n, std::memory_order_relaxed);
     }
 
-    // mover: drains the window and returns the score of each expert
-    void evaluate(std::vector<double> & scores);
+    // mover: drains the window and returns each expert's score, and its picks since the start if they are wanted
+    void evaluate(std::vector<double> & scores, std::vector<uint64_t> * picks = nullptr);
 
     // control
 

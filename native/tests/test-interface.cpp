@@ -188,5 +188,14 @@ TEST(interface, settings_that_make_no_sense_are_named_and_not_used) {
     CHECK(set.enabled && set.ram_bytes == UINT64_MAX && set.half_life_tokens == 256 && set.horizon_tokens == 32);
     CHECK(set.remarks.size() == 3);
     CHECK(set.remarks[0].find("'8G'") != std::string::npos);
+    CHECK(set.policy == "posterior");
+    CHECK(set.remarks[2] == "MOE_PAGER_POLICY='lottery' is none of posterior, lru, lfu, static; 'posterior' is used");
+    for (const auto & name : moe_pager::policy_names()) {
+        CHECK(moe_pager::make_policy(name)->name() == name);
+        const auto chosen = moe_pager::read_settings([&](const char * variable) {
+            return std::string(variable) == "MOE_PAGER_POLICY" ? name.c_str() : nullptr;
+        });
+        CHECK(chosen.policy == name && chosen.remarks.empty());
+    }
     CHECK(!moe_pager::read_settings([](const char *) { return "0"; }).enabled);
 }

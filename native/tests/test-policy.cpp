@@ -19,9 +19,10 @@ plan_result plan(const layout &       lay,
                  std::vector<uint8_t> resident,
                  uint64_t             budget_bytes,
                  double               horizon_tokens = 64) {
-    const auto  pol = make_policy_posterior();
-    plan_result result;
-    result.moves    = pol->plan({ lay, scores, resident, 0, budget_bytes, horizon_tokens });
+    const auto     pol = make_policy_posterior();
+    const evidence seen{ scores, {}, {} };
+    plan_result    result;
+    result.moves    = pol->plan({ lay, seen, resident, 0, budget_bytes, horizon_tokens });
     result.resident = resident;
     uint64_t bytes  = 0;
     for (uint32_t e = 0; e < lay.n_experts(); ++e) {
@@ -123,5 +124,5 @@ TEST(policy, layers_that_cannot_move_are_left_alone) {
     const auto   result = plan(lay, { .1, .9, .9, .9 }, { 0, 0, 1, 1 }, 100000, 64);
     CHECK((result.resident == flags{ 1, 1, 1, 1 }));
     const auto pol = make_policy_posterior();
-    CHECK(pol->plan({ lay, { 0, 0, 0, 0 }, { 0, 0, 1, 1 }, 0, 0, 64 }).empty());
+    CHECK(pol->plan({ lay, { { 0, 0, 0, 0 }, {}, {} }, { 0, 0, 1, 1 }, 0, 0, 64 }).empty());
 }
