@@ -58,6 +58,7 @@ def launch_for(served: Served, server: Path, paths: InstancePaths, engine_args: 
             pager=settings.pager,
             ram_budget_bytes=served.plan.ram_budget_bytes,
             expert_bytes=served.plan.expert_bytes,
+            policy=settings.policy,
             vram=served.plan.vram,
             extra=engine_args,
             environment=os.environ,

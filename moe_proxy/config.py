@@ -80,6 +80,9 @@ class Settings(BaseSettings):
     vram_budget: str | None = Field(None, description="VRAM of the whole llama-server process: 8G, or bytes")
     pager: bool = Field(True, description="the expert pager; off is stock llama.cpp")
     ram_budget: str | None = Field(None, description="RAM for experts: 8G, 512M, 30%, or bytes")
+    policy: Literal["posterior", "lru", "lfu", "static"] = Field(
+        "posterior", description="which experts are kept: see docs/policies.md"
+    )
     router_map: Path | None = Field(None, description="router map; none: the shipped map of this model")
     router_top_k: int | None = Field(None, ge=1, description="of the map, only each layer's busiest experts")
     prior_kappa: float = Field(8.0, gt=0, description="weight of the prior, in tokens")

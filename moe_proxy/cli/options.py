@@ -37,6 +37,11 @@ _OPTIONS = (
     ),
     click.option("--pager/--no-pager", default=None, help="the expert pager; without it: stock llama.cpp"),
     click.option("--ram-budget", metavar="SIZE", help="RAM for experts: 8G, 512M, or 30% of all experts"),
+    click.option(
+        "--policy",
+        type=click.Choice(("posterior", "lru", "lfu", "static")),
+        help="which experts are kept; default: posterior",
+    ),
     click.option("--router-map", type=click.Path(path_type=Path), help="router map of this model"),
     click.option(
         "--router-top-k", type=click.IntRange(min=1), help="of the map, each layer's N busiest experts"

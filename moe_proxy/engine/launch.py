@@ -60,7 +60,7 @@ _OURS: Mapping[str, str] = {
 # Variables that llama-server obeys. One set for another llama-server must not change this one: what is wanted
 # here goes after the --. Nor is anything of ours for its eyes: clients' keys may be among it.
 _FOREIGN_PREFIXES = ("LLAMA_ARG_", "LLAMA_SERVER_", "AIP_", "MOE_PROXY_", "MOE_PAGER_RAM_", "MOE_PAGER_VRAM_")
-_FOREIGN = frozenset({"LLAMA_API_KEY", "MOE_PAGER"})
+_FOREIGN = frozenset({"LLAMA_API_KEY", "MOE_PAGER", "MOE_PAGER_POLICY"})
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,7 @@ class LaunchInputs:
     pager: bool
     ram_budget_bytes: int
     expert_bytes: int
+    policy: str
     vram: VramPlan | None
     extra: tuple[str, ...]
     environment: Mapping[str, str]
@@ -179,9 +180,8 @@ def _environment(inputs: LaunchInputs) -> dict[str, str]:
     if inputs.pager:
         environment["MOE_PAGER"] = "1"
         environment["MOE_PAGER_RAM_BYTES"] = str(inputs.ram_budget_bytes)
+        environment["MOE_PAGER_POLICY"] = inputs.policy
         if inputs.vram is not None and inputs.vram.placement == "paged":
             environment["MOE_PAGER_VRAM_BYTES"] = str(inputs.vram.budget_bytes)
             environment["MOE_PAGER_VRAM_OTHERS_BYTES"] = str(inputs.vram.others_bytes)
-            # A miss costs little more than a move: what is resident may follow the text closely.
-            environment.setdefault("MOE_PAGER_HALF_LIFE", "128")
     return environment

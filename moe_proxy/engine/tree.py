@@ -40,7 +40,7 @@ def read_series(patches: Path) -> list[Path]:
 
 
 def native_files(native: Path) -> Iterator[Path]:
-    """All files of native/ that are built, relative to it, in a fixed order; its tests and simulator are not."""
+    """All files of native/ that are built with llama.cpp, relative to it, in a fixed order."""
     for folder, folders, names in os.walk(native):
         here = Path(folder).relative_to(native)
         folders[:] = sorted(name for name in folders if name not in _UNBUILT_NATIVE)

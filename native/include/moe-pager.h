@@ -14,7 +14,7 @@
 //                        VRAM of the whole process (not given: experts are not moved to VRAM); what others used of it
 //                        before (default 0); what is left free for the backend (default 256 MiB)
 //   MOE_PAGER_UBATCH_TOKENS  of the longest ubatch that is counted on a GPU (default 4096)
-//   MOE_PAGER_HALF_LIFE  tokens after which a count weighs half (default 256)
+//   MOE_PAGER_HALF_LIFE  tokens after which a count weighs half (default 64)
 //   MOE_PAGER_HORIZON    tokens over which a move must pay for itself (default 64)
 //   MOE_PAGER_TRACE      file to record the routing in, for moe-pager-simulate (default: none)
 //   MOE_PAGER_POLICY     posterior (default), lru, lfu or static

@@ -58,7 +58,7 @@ settings read_settings(const std::function<const char *(const char *)> & get) {
     number("MOE_PAGER_UBATCH_TOKENS", 1, "4096 is used", [&](uint64_t v) {
         result.ubatch_tokens = (uint32_t) std::min<uint64_t>(v, 1 << 16);
     });
-    number("MOE_PAGER_HALF_LIFE", 1, "256 is used", [&](uint64_t v) { result.half_life_tokens = (double) v; });
+    number("MOE_PAGER_HALF_LIFE", 1, "64 is used", [&](uint64_t v) { result.half_life_tokens = (double) v; });
     number("MOE_PAGER_HORIZON", 1, "64 is used", [&](uint64_t v) { result.horizon_tokens = (double) v; });
 
     if (const char * trace = get("MOE_PAGER_TRACE")) {

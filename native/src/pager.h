@@ -39,7 +39,7 @@ struct settings {
     bool        vram      = false;      // a VRAM budget was given
     vram_budget vram_bytes;
     uint32_t    ubatch_tokens    = 4096; // of the longest ubatch that is counted on a GPU
-    double      half_life_tokens = 256;
+    double      half_life_tokens = 64;
     double      horizon_tokens   = 64;
     std::string policy           = "posterior";
     std::string trace; // file to record the routing in; empty: none

@@ -185,7 +185,7 @@ TEST(interface, settings_that_make_no_sense_are_named_and_not_used) {
         const auto it = environment.find(name);
         return it == environment.end() ? nullptr : it->second;
     });
-    CHECK(set.enabled && set.ram_bytes == UINT64_MAX && set.half_life_tokens == 256 && set.horizon_tokens == 32);
+    CHECK(set.enabled && set.ram_bytes == UINT64_MAX && set.half_life_tokens == 64 && set.horizon_tokens == 32);
     CHECK(set.remarks.size() == 3);
     CHECK(set.remarks[0].find("'8G'") != std::string::npos);
     CHECK(set.policy == "posterior");

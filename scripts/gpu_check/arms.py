@@ -63,7 +63,6 @@ def paged(vram_bytes: int, **variables: str) -> Arm:
     environment = {
         "MOE_PAGER": "1",
         "MOE_PAGER_VRAM_BYTES": str(vram_bytes),
-        "MOE_PAGER_HALF_LIFE": "128",
         **variables,
     }
     return Arm(f"paged, {vram_bytes / 1e9:.2f} GB", ("--load-mode", "mmap"), environment)

@@ -47,7 +47,7 @@ async def experts(request: web.Request) -> web.Response:
                 str(layer): {"expert_bytes": EXPERT_BYTES, "tensors": slabs} for layer in range(LAYERS)
             },
             "tiers": {"ram": ram},
-            "policy": {"name": "posterior", "half_life_tokens": 256, "horizon_tokens": 64},
+            "policy": {"name": "posterior", "half_life_tokens": 64, "horizon_tokens": 64},
             "prior": {"id": last["id"], "kappa": last["kappa"]},
             "mover": {"pending": 0},
             "reasons": [],

@@ -23,6 +23,7 @@ INPUTS = LaunchInputs(
     pager=True,
     ram_budget_bytes=100,
     expert_bytes=100,
+    policy="posterior",
     vram=None,
     extra=(),
     environment={"PATH": "/bin", "HOME": "/h"},
@@ -83,7 +84,6 @@ def test_a_paged_gpu_is_told_its_budget() -> None:
     assert launch.env["MOE_PAGER_VRAM_BYTES"] == str(2**33)
     assert launch.env["MOE_PAGER_VRAM_OTHERS_BYTES"] == str(2**30)
     assert value(launch.argv, "--ubatch-size") == "2048"
-    assert launch.env["MOE_PAGER_HALF_LIFE"] == "128"
     assert "--cpu-moe" not in launch.argv
 
 
@@ -126,10 +126,13 @@ def test_under_budget_the_file_is_the_home_of_the_experts() -> None:
 
 
 def test_the_pager_is_told_by_the_environment_and_off_means_unset() -> None:
-    """On: MOE_PAGER and the budget. Off: neither, and no flag of ours, whatever our environment says."""
+    """On: MOE_PAGER, the budget and the policy. Off: none of them, whatever our environment says."""
     on = launch_of(INPUTS).env
     assert (on["MOE_PAGER"], on["MOE_PAGER_RAM_BYTES"], on["PATH"]) == ("1", "100", "/bin")
+    assert on["MOE_PAGER_POLICY"] == "posterior"
     noisy = {"MOE_PAGER": "1", "MOE_PAGER_RAM_BYTES": "7", "MOE_PAGER_HALF_LIFE": "64"}
+    noisy["MOE_PAGER_POLICY"] = "lru"
+    assert launch_of(replace(INPUTS, environment=noisy)).env["MOE_PAGER_POLICY"] == "posterior"
     off = launch_of(replace(INPUTS, pager=False, ram_budget_bytes=1, environment=noisy))
     assert dict(off.env) == {"MOE_PAGER_HALF_LIFE": "64"}
     assert not {"--cpu-moe", "--load-mode"} & set(off.argv)
