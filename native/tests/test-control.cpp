@@ -55,7 +55,7 @@ TEST(control, experts_shows_layout_tiers_policy_and_prior) {
           json::parse(R"({"name": "blk.1.ffn_down_exps.weight", "type": "f16", "slab_bytes": 1000})"));
     CHECK(experts["tiers"]["ram"] == json::parse(R"({"home": "mmap", "budget_bytes": 6000, "total_bytes": 24000,
           "resident_bytes": 0, "resident_experts": 0, "experts": 8, "locked_bytes": 0})"));
-    CHECK(experts["policy"]["name"] == "posterior" && experts["policy"]["half_life_tokens"] == 256 &&
+    CHECK(experts["policy"]["name"] == "posterior" && experts["policy"]["half_life_tokens"] == 64 &&
           experts["policy"]["horizon_tokens"] == 64);
     CHECK(experts["prior"]["id"].is_null());
     CHECK(experts["mover"]["pending"] == 0);
