@@ -243,13 +243,13 @@ class ProxyClient:
         headers = {"X-Moe-Domain": domain} if domain else {}
         try:
             response = await self._session.post(f"{self._url}{path}", json=body, headers=headers)
+            if response.status != 200:
+                async with response:
+                    await _json_of(response)
         except (TypeError, ValueError) as error:
             raise RequestError(f"the request is no JSON: {error}", "give numbers, text and lists") from error
         except aiohttp.ClientError as error:
             raise self._unreachable(error) from error
-        if response.status != 200:
-            async with response:
-                await _json_of(response)
         return CompletionStream(response)
 
     def _unreachable(self, error: aiohttp.ClientError) -> NotRunningError:

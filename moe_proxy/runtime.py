@@ -10,7 +10,7 @@ import atexit
 import concurrent.futures
 import threading
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -215,11 +215,17 @@ class HybridMoERuntime:
             **settings,
         )
         self._loop: LoopThread | None = None
+        self._changing = threading.Lock()
 
     def start(self) -> HybridMoERuntime:
         """Return once the model answers; Ctrl-C leaves nothing behind. Errors as in the asynchronous form."""
-        if self._loop is not None:
-            return self
+        with self._changing:
+            if self._loop is None:
+                self._loop = self._started()
+                atexit.register(self.close)
+        return self
+
+    def _started(self) -> LoopThread:
         prepared = self._runtime.prepare()
         # The engine ends with the thread that started it, so not even a crash of this process leaves one.
         loop = LoopThread("moe-proxy-runtime")
@@ -228,20 +234,19 @@ class HybridMoERuntime:
         except BaseException:
             loop.close()
             raise
-        self._loop = loop
-        atexit.register(self.close)
-        return self
+        return loop
 
     def close(self) -> None:
         """Stop what is under way, and the engine if it is one's own. A second call does nothing."""
-        loop, self._loop = self._loop, None
-        if loop is None:
-            return
-        atexit.unregister(self.close)
-        try:
-            loop.run(self._runtime.close())
-        finally:
-            loop.close()
+        with self._changing:
+            loop, self._loop = self._loop, None
+            if loop is None:
+                return
+            atexit.unregister(self.close)
+            try:
+                loop.run(self._runtime.close())
+            finally:
+                loop.close()
 
     def __enter__(self) -> HybridMoERuntime:
         return self.start()
@@ -297,7 +302,8 @@ class HybridMoERuntime:
             while (piece := self._run(_next(stream))) is not None:
                 yield piece
         finally:
-            if self._loop is not None:
+            # A runtime that was closed meanwhile has closed its streams.
+            with suppress(UsageError):
                 self._run(stream.aclose())
 
     def stats(self) -> Mapping[str, Any]:

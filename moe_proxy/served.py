@@ -242,7 +242,9 @@ def _calibration(settings: Settings, hardware: Hardware, layout: ModelLayout) ->
 def _found(calibration: Calibration, asked: Settings, settings: Settings) -> str:
     """What a calibration changes, in words."""
     best = calibration.choice.trial
-    used = f"{settings.threads} threads" if asked.threads != settings.threads else "nothing new"
+    used = "1 thread" if settings.threads == 1 else f"{settings.threads} threads"
+    if settings.thread_wait == "sleep":
+        used += " that sleep while they wait"
     if asked.pager and not settings.pager:
         used += ", no pager, since stock llama.cpp is faster here"
     return f"Tuned on {calibration.date[:10]} ({best.decode_per_s:.1f} tokens/s then): {used}."

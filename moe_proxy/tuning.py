@@ -5,6 +5,7 @@ Everything is judged by real serving. It writes nothing and prints nothing.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import statistics
 from collections.abc import Callable, Iterable, Sequence
@@ -135,14 +136,14 @@ class _Search:
             lambda arm, part: self._progress(f"{stage}: {arm}", first + (last - first) * part),
         )
 
-    def best(self, *, pager: bool) -> Way:
+    def best(self, ways: Iterable[Way]) -> Way:
         """Whose answers took the least time. Raises EngineError when none could be measured."""
-        ways = [way for way in self.samples if way.pager is pager]
-        if not ways:
+        measured = [way for way in ways if way in self.samples]
+        if not measured:
             raise EngineError(
                 "no way to serve could be measured", self.errors[-1] if self.errors else "see moe-proxy logs"
             )
-        return min(ways, key=self._median_s)
+        return min(measured, key=self._median_s)
 
     def trial(self, way: Way) -> Trial:
         """Medians of one way."""
@@ -185,19 +186,20 @@ async def tune(
     RAM budget is asked for, stock is not tried: it knows none. Raises EngineError when nothing could be
     measured, and as ``examine`` does.
     """
-    search = _Search(settings, server, effort, progress)
+    search = await asyncio.to_thread(_Search, settings, server, effort, progress)
     counts = search.hardware_threads
-    await search.measure((Way(count, False, True) for count in counts), "threads", (0.0, 0.3))
-    best = search.best(pager=True)
+    spinning = [Way(count, False, True) for count in counts]
+    await search.measure(spinning, "threads", (0.0, 0.3))
+    best = search.best(spinning)
     # Spinning costs most where all cores compute: that is where sleeping may win.
-    waits = {best, replace(best, patient=True), Way(counts[-1], True, True)}
-    await search.measure(sorted(waits, key=lambda way: way.name), "waiting", (0.3, 0.5), rounds=2)
-    best = search.best(pager=True)
+    waits = dict.fromkeys((best, replace(best, patient=True), Way(counts[-1], True, True)))
+    await search.measure(waits, "waiting", (0.3, 0.5), rounds=2)
+    best = search.best(waits)
     if settings.ram_budget is not None and not settings.gpu:
         return _tuned(search, best, "stock was not tried: it keeps to no RAM budget")
-    rivals = {count: Way(count, best.patient, False) for count in (best.threads, counts[-1])}
-    await search.measure(rivals.values(), "stock", (0.5, 0.7))
-    rival = search.best(pager=False)
+    rivals = dict.fromkeys(Way(count, best.patient, False) for count in (best.threads, counts[-1]))
+    await search.measure(rivals, "stock", (0.5, 0.7))
+    rival = search.best(rivals)
     await search.measure([best, rival], "beside each other", (0.7, 1.0), rounds=2)
     if best not in search.samples or rival not in search.samples:
         raise EngineError("an engine failed in the last comparison", search.errors[-1])

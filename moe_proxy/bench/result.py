@@ -15,6 +15,7 @@ from moe_proxy import __version__
 from moe_proxy.bench.arms import Arm
 from moe_proxy.bench.run import Schedule, Took
 from moe_proxy.bench.sample import Sample, medians
+from moe_proxy.engine.source import read_pin
 from moe_proxy.files import write_text
 from moe_proxy.hardware import Hardware, cpu_name
 from moe_proxy.served import Served
@@ -32,6 +33,7 @@ def conditions(
         "command": command,
         "version": __version__,
         "engine": str(server),
+        "llama_cpp": read_pin().commit,
         "machine": {
             "system": platform.platform(),
             "cpu": cpu_name(),

@@ -20,7 +20,6 @@ from moe_proxy.bench.result import Result, Row, conditions
 from moe_proxy.bench.run import Schedule, Took, run
 from moe_proxy.cli.build import progress_report
 from moe_proxy.cli.serve import engine_for_start, examined, say
-from moe_proxy.cli.units import bytes_text
 from moe_proxy.config import Settings, load_settings
 from moe_proxy.errors import ConfigError, EngineError
 from moe_proxy.files import check_writable, write_text
@@ -32,6 +31,7 @@ _QUICK: dict[str, Any] = {
     "prompt_tokens": "128", "tokens": 32, "runs": 2, "warm_ups": 1, "rounds": 1, "budgets": "50%,100%"
 }  # fmt: skip
 _INTERRUPTED = 130
+_MIB = 2**20
 
 
 @click.command(epilog="Example: moe-proxy bench --model qwen3-30b-a3b-q4_k_m.gguf --budgets 8G,12G,100%")
@@ -169,7 +169,8 @@ def _print_tables(result: Result, console: Console) -> None:
         console.print(table)
     console.print(
         "medians. prefill, decode: tokens per second; ×stock: of decode; first: ms to the first token;"
-        " p50, p95: ms between tokens; hits: expert picks that were resident; disk: read for one answer.",
+        " p50, p95: ms between tokens; hits: expert picks that were resident; RSS, VRAM, and what one"
+        " answer read from disk: MiB.",
         style="dim",
         highlight=False,
     )
@@ -186,7 +187,7 @@ def _cells(row: Row, ratio: float | None, *, vram: bool) -> list[str]:
 
     def size(name: str) -> str:
         value = median[name]
-        return "-" if value is None else bytes_text(value)
+        return "-" if value is None else f"{value / _MIB:.{0 if value >= 100 * _MIB or not value else 1}f}"
 
     hit_rate = median["hit_rate"]
     return [

@@ -6,12 +6,13 @@ import asyncio
 import hashlib
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from moe_proxy import AsyncHybridMoERuntime, HybridMoERuntime, private_proxy
+from moe_proxy import AsyncHybridMoERuntime, HybridMoERuntime, private_proxy, served
 from moe_proxy.errors import (
     BuildError,
     ConfigError,
@@ -20,6 +21,7 @@ from moe_proxy.errors import (
     UnauthorizedError,
     UsageError,
 )
+from moe_proxy.hardware import Gpu, probe
 from moe_proxy.proxy.context import SecurityPolicy
 from tests.fakes.fake_llama_state import REPLY
 from tests.support.fake_engine import PATIENCE_S, gone
@@ -43,6 +45,17 @@ def test_arguments_that_cannot_be(given: dict[str, Any], named: str) -> None:
     """Arguments that exclude each other, or are no amount, are named."""
     with pytest.raises(ConfigError, match=named):
         HybridMoERuntime(**given)
+
+
+def test_a_vram_budget_is_of_the_gpu(runtime_place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`gpu_memory_budget_gb` asks for the GPU; where there is none, that is said before anything starts."""
+    monkeypatch.setattr(served, "probe", lambda: replace(probe(), gpus=()))
+    with pytest.raises(ConfigError, match="no NVIDIA GPU was found"):
+        HybridMoERuntime("planted-moe", gpu_memory_budget_gb=8).start()
+    card = Gpu(0, "Card", 2**33, 2**32, "8.6")
+    monkeypatch.setattr(served, "probe", lambda: replace(probe(), gpus=(card,)))
+    with pytest.raises(ConfigError, match=r"8\.0 GiB of VRAM were asked for, 4\.0 GiB of Card are free"):
+        HybridMoERuntime("planted-moe", gpu_memory_budget_gb=8).start()
 
 
 def test_an_unknown_setting(runtime_arguments: dict[str, Any]) -> None:
