@@ -103,7 +103,10 @@ mkdir -p "$venv"
 # Also where a copy is there: it may be of a Python that has been removed since.
 "$venv/bin/python" -c '' 2> /dev/null || "$python" -m venv --clear "$venv"
 : > "$mark"
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --upgrade "$checkout"
+# Where somebody watches, pip shows what it does: it takes a while.
+quiet=--quiet
+[ ! -t 1 ] || quiet=--no-input
+"$venv/bin/python" -m pip install $quiet --disable-pip-version-check --upgrade "$checkout"
 ln -sfn "$venv/bin/moe-proxy" "$link"
 if [ -n "$service" ]; then
   mkdir -p "$(dirname "$unit")"

@@ -162,6 +162,8 @@ SERVER = _member("bin/llama-server", b"#!/bin/sh\necho devices\n")
         _member("../outside", b"x"),
         _member("bin/../../outside", b"x"),
         _member("/tmp/outside", b"x"),
+        _member("..", b"x"),
+        _member("bin/..", b"x"),
         _member("./bin/x", b"x"),
         _member("bin//x", b"x"),
         _member("bin/deep/x", b"x"),
