@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -134,7 +135,7 @@ def test_media(content: Any, allowed: bool) -> None:
 
 
 async def test_refused_before_anything_is_read() -> None:
-    """Another host or origin is a 403 before anybody hears of it; a bare one for Ollama's clients."""
+    """Another host or origin is a 403 before anybody hears of it, with the reason in the family's form."""
     async with surface() as proxy:
         for name, value in (
             ("Host", "evil.com"),
@@ -143,7 +144,8 @@ async def test_refused_before_anything_is_read() -> None:
         ):
             headers = {name: value}
             status, _, body = await proxy.post("/api/chat", {"model": "planted-moe"}, headers=headers)
-            assert (status, body) == (403, b"")
+            assert status == 403
+            assert isinstance(json.loads(body)["error"], str)
             status, _, body = await proxy.post("/v1/chat/completions", {}, headers=headers)
             assert status == 403
             assert b'"permission_error"' in body
