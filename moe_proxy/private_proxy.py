@@ -80,12 +80,9 @@ async def private_proxy(prepared: Prepared) -> AsyncIterator[ProxyClient]:
     """
     settings = prepared.served.settings
     async with AsyncExitStack() as stack:
-        settings.runtime_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        await asyncio.to_thread(_sweep, settings.runtime_dir)
         # In it lie the sockets, llama-server's log, and what is learned of the traffic meanwhile.
-        folder = Path(
-            stack.enter_context(tempfile.TemporaryDirectory(prefix="library-", dir=settings.runtime_dir))
-        )
+        made = await asyncio.to_thread(_folder_in, settings.runtime_dir)
+        folder = Path(stack.enter_context(made))
         paths = InstancePaths(0, folder, folder)
         paths.prepare()
         stack.enter_context(claimed(paths))
@@ -100,6 +97,19 @@ async def private_proxy(prepared: Prepared) -> AsyncIterator[ProxyClient]:
         client = ProxyClient("http://localhost", aiohttp.UnixConnector(str(socket), limit=0))
         stack.push_async_callback(client.close)
         yield client
+
+
+def _folder_in(runtime_dir: Path) -> tempfile.TemporaryDirectory[str]:
+    """A new folder, after those that nobody uses any more are removed. Raises ConfigError."""
+    try:
+        runtime_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _sweep(runtime_dir)
+        return tempfile.TemporaryDirectory(prefix="library-", dir=runtime_dir)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot use {runtime_dir}: {error.strerror or error}",
+            "set MOE_PROXY_RUNTIME_DIR to a folder you may write",
+        ) from error
 
 
 def _sweep(runtime_dir: Path) -> None:

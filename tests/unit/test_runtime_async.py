@@ -58,6 +58,12 @@ def test_a_vram_budget_is_of_the_gpu(runtime_place: Path, monkeypatch: pytest.Mo
         HybridMoERuntime("planted-moe", gpu_memory_budget_gb=8).start()
 
 
+def test_a_runtime_folder_that_cannot_be_made(runtime_arguments: dict[str, Any]) -> None:
+    """A folder that may not be written is named, with what to set."""
+    with pytest.raises(ConfigError, match=r"/proc/nowhere.*MOE_PROXY_RUNTIME_DIR"):
+        HybridMoERuntime(**runtime_arguments, runtime_dir="/proc/nowhere").start()
+
+
 def test_an_unknown_setting(runtime_arguments: dict[str, Any]) -> None:
     """A keyword that is no setting is named, when the settings are read."""
     with pytest.raises(ConfigError, match="'contxt'"):
