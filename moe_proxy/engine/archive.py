@@ -19,6 +19,7 @@ import shutil
 import tarfile
 import tempfile
 import urllib.error
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -136,7 +137,7 @@ def import_engine(source: str, sha256: str, cache_dir: Path, progress: Progress)
     except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
         reason = getattr(error, "reason", error)
         raise BuildError(f"cannot fetch {source}: {reason}", "check the address and the network") from error
-    except (tarfile.TarError, EOFError, gzip.BadGzipFile, UnicodeError) as error:
+    except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error, UnicodeError) as error:
         raise BuildError(f"{source} is no engine archive: {error}", _NO_ARCHIVE) from error
 
 
@@ -192,7 +193,7 @@ def _read_header(tar: tarfile.TarFile, source: str) -> _Header:
                 raise ValueError(f"{name} is {header.inputs[name]!r}")
         if body["key"] != key_of(header.inputs):
             raise ValueError("its key is not that of what it says it was built from")
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise BuildError(f"{source} has an unsound {_HEADER}: {error!r}", _NO_ARCHIVE) from error
     if not 0 <= header.unpacked_bytes <= _MOST_BYTES:
         raise BuildError(f"{source} would take {header.unpacked_bytes} bytes", _NO_ARCHIVE)

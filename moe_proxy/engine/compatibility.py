@@ -14,7 +14,15 @@ PORTABLE = "PORTABLE"
 PORTABLE_X86_SETS = ("avx", "avx2", "bmi2", "f16c", "fma", "sse4_2")
 # Flags in which two engines may differ and yet do the same, each compared in its own way below.
 _NATIVE, _CARDS = "-DGGML_NATIVE=", "-DCMAKE_CUDA_ARCHITECTURES="
-_SAME = ("recipe", "source", "commit", "additions", "stock", "cuda")
+# What must be the same, and what it is called towards a person.
+_SAME = {
+    "recipe": "by other steps",
+    "source": "from another llama.cpp",
+    "commit": "from another llama.cpp",
+    "additions": "with other patches or another pager",
+    "stock": "with or without the pager",
+    "cuda": "with or without CUDA",
+}
 _FEATURE = re.compile(r"[a-z][a-z0-9_]*")
 _ARCHITECTURE = re.compile(r"(\d{2,3})([af]?)(-real|-virtual)?")
 
@@ -37,11 +45,11 @@ def refusal(
 
     ``cpu`` is this machine's, as the inputs name it; ``capabilities`` those of its cards ("8.9").
     """
-    for name in _SAME:
+    for name, words in _SAME.items():
         if built.get(name) != wanted.get(name):
-            return f"it was built from another {name} than this moe-proxy builds from"
+            return f"it was built {words}, unlike what this moe-proxy builds"
     if _other_flags(built) != _other_flags(wanted):
-        return "it was built with other flags than this moe-proxy builds with"
+        return "it was built with other flags, unlike what this moe-proxy builds"
     machine, here = cpu.split(" ")[0], set(cpu.split(" "))
     built_for = str(built.get("cpu"))
     if built_for.split(" ")[0] != machine:

@@ -220,9 +220,9 @@ def _with(name: str, value: Any) -> Change:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (_with("source", "archive sha256 0"), "another source"),
-        (_with("additions", "0" * 64), "another additions"),
-        (_with("recipe", 0), "another recipe"),
+        (_with("source", "archive sha256 0"), "another llama.cpp"),
+        (_with("additions", "0" * 64), "other patches"),
+        (_with("recipe", 0), "other steps"),
         (_with("flags", ["-DOTHER=ON"]), "other flags"),
         (_with("cpu", "aarch64 PORTABLE"), "aarch64"),
         (_with("cpu", f"{CPU} avx512f"), "avx512f"),
@@ -231,6 +231,7 @@ def _with(name: str, value: Any) -> Change:
         (lambda header: header.update(key="0" * 20), "unsound"),
         (lambda header: header.update(format="moe-proxy-engine/9"), "moe-proxy-engine/9"),
         (lambda header: header.update(unpacked_bytes=1 << 50), "would take"),
+        (lambda header: header.update(unpacked_bytes=float("inf")), "unsound"),
         (lambda header: header.pop("inputs"), "unsound"),
     ],
 )
@@ -245,7 +246,12 @@ def test_what_is_not_for_here_is_refused(
     assert _leftovers(_elsewhere(world)) == []
 
 
-@pytest.mark.parametrize("content", [b"", b"no archive", gzip.compress(b"no tar"), _packed([SERVER])])
+DAMAGED = gzip.compress(b"x" * 1000)[:10] + b"\xff" * 1000
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"no archive", gzip.compress(b"no tar"), DAMAGED, _packed([SERVER])], ids=range(5)
+)
 def test_what_is_no_archive(world: World, content: bytes) -> None:
     """A file that is none, or cut off, is an error that says what to take instead."""
     with pytest.raises(BuildError, match="--export"):
