@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from moe_proxy import bandwidth, tuning
 from moe_proxy.bandwidth import ram_bytes_per_s
 from moe_proxy.bench.arms import cpu_arms
 from moe_proxy.calibration import (
@@ -145,6 +146,8 @@ def test_tune_and_forget(
 ) -> None:
     """`tune` measures by real serving, prints the table, keeps the file; `--forget` removes it."""
     monkeypatch.setenv("MOE_PROXY_ENGINE", str(fake_server))
+    monkeypatch.setattr(bandwidth, "_RAM_BYTES", 2**22)
+    monkeypatch.setattr(tuning, "thread_counts", lambda cores, logical: (1,))
     arguments = ("--model", "planted-moe", "--runs", "1", "--tokens", "4", "--prompt-tokens", "8")
     assert run_main(monkeypatch, "tune", *arguments) == 0
     printed = capsys.readouterr().out
@@ -163,7 +166,8 @@ def test_tune_and_forget(
     assert "Nothing was measured" in capsys.readouterr().out
 
 
-def test_the_bandwidth_of_ram() -> None:
+def test_the_bandwidth_of_ram(monkeypatch: pytest.MonkeyPatch) -> None:
     """RAM is read at some speed, by one thread and by two."""
+    monkeypatch.setattr(bandwidth, "_RAM_BYTES", 2**22)
     assert ram_bytes_per_s(1) > 1e6
     assert ram_bytes_per_s(2) > 1e6
