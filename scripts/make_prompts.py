@@ -4,7 +4,8 @@ The examples behind the embedding classifier's prototypes are written too.
 
 Every building block (a template, a topic, a snippet) belongs to one split, so that the held-out prompts
 are made of pieces that no training prompt holds. Short inventories (names of languages, numbers) are
-common to all splits.
+common to all splits. Prompts that are written as a whole (folders of ``written``) come as they are, and some
+of them once more in another style. Each record names its source: "blocks", or the folder.
 """
 
 import hashlib
@@ -16,16 +17,15 @@ from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent.parent / "data" / "prompts"
 SEED = 5
-SPLITS = {"train": 0.8, "calibration": 0.1, "test": 0.1}
-COUNTS = {"en": 420, "zh": 360}
-ONLY_LANGUAGE_COUNT = 520  # of a domain that exists in one language
+SPLITS = {"train": 0.9, "test": 0.1}
+COUNTS = {"en": 420, "zh": 500}
+ONLY_LANGUAGE_COUNT = 600  # of a domain that exists in one language
 COMMON_BELOW = 10
 EXAMPLES = 40
 SLOT = re.compile(r"<([a-z][a-z0-9]*)>")
 # Each style's share; what is left is the bare prompt.
 STYLES = {"chat": 0.12, "document": 0.08, "casual": 0.12, "system": 0.06}
-# Files of whole prompts, one a line, and the style that their records name.
-WHOLE = {"other.txt": "plain", "written.txt": "written"}
+AGAIN = 0.35  # share of the prompts written as a whole that come in another style too
 SYSTEM = (
     "You are a helpful assistant.",
     "You are an expert. Answer concisely.",
@@ -122,14 +122,49 @@ def generate() -> list[dict[str, str]]:
             for prompt in prompts:
                 text, style = styled(prompt, list(prompts), prose, language, rng)
                 records.append(
-                    {"domain": domain, "lang": language, "split": split, "style": style, "prompt": text}
+                    {
+                        "domain": domain,
+                        "lang": language,
+                        "split": split,
+                        "source": "blocks",
+                        "style": style,
+                        "prompt": text,
+                    }
                 )
-    for file, style in WHOLE.items():
-        for line in (FOLDER / "blocks" / file).read_text(encoding="utf-8").splitlines():
-            domain, language, prompt = line.replace("\\n", "\n").split(" ", 2)
-            record = {"domain": domain, "lang": language, "split": split_of(line), "style": style}
-            records.append({**record, "prompt": prompt})
-    return records
+    return records + written()
+
+
+def written() -> list[dict[str, str]]:
+    """The prompts that are written as a whole."""
+    records: list[dict[str, str]] = []
+    for path in sorted(FOLDER.glob("written/*/*.txt")):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            language, prompt = line.replace("\\n", "\n").split(" ", 1)
+            # The name that a line had when the splits were made: none moves to another.
+            split = split_of(f"{path.stem} {language} {line.split(' ', 1)[1]}")
+            about = {"domain": path.stem, "lang": language, "split": split, "source": path.parent.name}
+            records.append({**about, "style": "written", "prompt": prompt})
+    rng = random.Random(f"{SEED} written")
+    prose: dict[tuple[str, str], list[str]] = {}
+    for split, language in itertools.product(SPLITS, COUNTS):
+        prose[split, language] = of_split(
+            read_blocks(FOLDER / "blocks" / f"general_qa.{language}.txt"), split
+        )["doc"]
+    alike: dict[tuple[str, str, str], list[str]] = {}
+    for record in records:
+        alike.setdefault((record["domain"], record["lang"], record["split"]), []).append(record["prompt"])
+    again = []
+    for record in records:
+        key = record["domain"], record["lang"], record["split"]
+        if record["lang"] not in COUNTS or len(alike[key]) < COMMON_BELOW or rng.random() >= AGAIN:
+            continue
+        style = "plain"
+        while style == "plain":
+            text, style = styled(
+                record["prompt"], alike[key], prose[record["split"], record["lang"]], record["lang"], rng
+            )
+        again.append({**record, "style": style, "prompt": text})
+    return records + again
 
 
 def examples(records: list[dict[str, str]]) -> list[dict[str, str]]:

@@ -24,6 +24,7 @@ from typing import Any
 
 import aiohttp
 import numpy as np
+from provenance import judged
 
 from moe_proxy.config import load_settings
 from moe_proxy.domains.base import DOMAINS
@@ -167,7 +168,7 @@ def report(result: Mapping[str, Any]) -> str:
         f" prompts, {result['seeds']} sampled answers of each, model {result['model']},"
         f" {result['budget_percent']:g} % of the experts in RAM, each answer on a fresh engine;"
         f" {result['machine']}, load average {result['load_average'][0]:.1f} before and"
-        f" {result['load_average'][1]:.1f} after, commit {result['commit']}, {result['date']}.",
+        f" {result['load_average'][1]:.1f} after, {result['judged']}, {result['date']}.",
         "",
         '"Alone": the prior outweighs every count, so nothing moves after it. The engine cannot leave out'
         ' the counts of the prefill, so "none" is a prior that knows nothing, alone. "Persisted" is the'
@@ -247,13 +248,6 @@ def main() -> None:
     for (domain, prompt), seed, arm in itertools.product(prompts, range(arguments.seeds), ARMS):
         with engine(arguments.engine, model, layout, arguments.budget) as socket:
             arms[arm].append(asyncio.run(measured(socket, prior_of(arm, router_map, domain), prompt, seed)))
-    said = subprocess.run(
-        ["git", "describe", "--always", "--dirty"],  # noqa: S607
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
     result = {
         "model": layout.name,
         "prompts": len(prompts),
@@ -261,7 +255,7 @@ def main() -> None:
         "budget_percent": arguments.budget,
         "load_average": [load_before, os.getloadavg()[2]],
         "machine": f"{platform.machine()}, {os.cpu_count()} CPUs",
-        "commit": said.stdout.strip() or "unknown",
+        "judged": judged(data_path("maps") / "planted-moe.json", data_path("native"), data_path("patches")),
         "date": datetime.now(timezone.utc).date().isoformat(),
         "arms": arms,
     }

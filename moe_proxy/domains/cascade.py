@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from moe_proxy.domains.base import Classification, Classifier
 
-_LEAST = 1e-6
+LEAST = 1e-6
 """Probability below which one classifier cannot push a label: none may veto what the others see."""
 
 
@@ -18,8 +18,9 @@ class Cascade:
     """Asks classifiers in turn and stops at the first that is sure enough.
 
     ``steps`` pairs a classifier with the confidence from which its answer stands alone. When none does, the
-    answers are pooled, and the pooled one stands from ``pooled_threshold`` on (None: never). Otherwise
-    the cascade abstains, in the name of the last one asked: no domain is better than a wrong one.
+    answers are pooled, and the pooled one stands from ``pooled_threshold`` on (None: never). Otherwise the
+    cascade abstains, in the name of the last one asked: no domain is better than a wrong one. ``weights``
+    gives, by the names of the classifiers that answered, joined with "+", the weight of each (none: 1).
     """
 
     name = "cascade"
@@ -30,7 +31,10 @@ class Cascade:
         return any(classifier.slow for classifier, _ in self._steps)
 
     def __init__(
-        self, steps: Sequence[tuple[Classifier, float]], pooled_threshold: float | None = None
+        self,
+        steps: Sequence[tuple[Classifier, float]],
+        pooled_threshold: float | None = None,
+        weights: Mapping[str, Mapping[str, float]] | None = None,
     ) -> None:
         for classifier, threshold in steps:
             if not 0.0 <= threshold <= 1.0:
@@ -41,6 +45,7 @@ class Cascade:
             raise ValueError(f"threshold {pooled_threshold} of the pooled answer is not between 0 and 1")
         self._steps = tuple(steps)
         self._pooled_threshold = pooled_threshold
+        self._weights = weights or {}
 
     def classify(self, text: str) -> Classification:
         """The first sure answer, the pooled one if that is sure enough, or an abstention."""
@@ -54,24 +59,31 @@ class Cascade:
                     return answer
                 answers.append(answer)
         if self._pooled_threshold is not None and answers:
+            names = "+".join(answer.classifier for answer in answers)
+            weights = self._weights.get(names, {})
             pooled = Classification(
-                pool([answer.distribution for answer in answers]),
-                "+".join(answer.classifier for answer in answers),
+                pool(
+                    [answer.distribution for answer in answers],
+                    [weights.get(answer.classifier, 1.0) for answer in answers],
+                ),
+                names,
             )
             if pooled.confidence >= self._pooled_threshold:
                 return pooled
         return Classification({}, asked)
 
 
-def pool(distributions: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Product of distributions, scaled to add up to 1 (logarithmic opinion pool with unit weights).
+def pool(distributions: Sequence[Mapping[str, float]], weights: Sequence[float]) -> dict[str, float]:
+    """Product of powers of distributions, scaled to add up to 1: a logarithmic opinion pool.
 
-    Right when the classifiers err independently; a label that one does not know counts as next to
-    impossible there.
+    ``weights`` are the exponents. A label that a classifier does not know counts as next to impossible there.
     """
     labels = dict.fromkeys(label for distribution in distributions for label in distribution)
     logs = {
-        label: sum(math.log(max(distribution.get(label, 0.0), _LEAST)) for distribution in distributions)
+        label: sum(
+            weight * math.log(max(distribution.get(label, 0.0), LEAST))
+            for distribution, weight in zip(distributions, weights, strict=True)
+        )
         for label in labels
     }
     highest = max(logs.values())

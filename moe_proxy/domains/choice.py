@@ -1,7 +1,7 @@
 """Owns which classifiers a run asks, and from which confidence on each is believed.
 
-The thresholds that ship are calibrated on held-out prompts by ``scripts/calibrate_cascade.py``; it calibrates
-nothing itself.
+The thresholds and weights that ship are calibrated on held-out prompts by ``scripts/calibrate_cascade.py``;
+it calibrates nothing itself.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from moe_proxy.config import DEFAULT_CLASSIFIERS, Settings
 from moe_proxy.domains.base import Classifier
@@ -25,11 +26,26 @@ POOLED = "pooled"
 
 
 @cache
+def _shipped() -> Mapping[str, Any]:
+    path = Path(__file__).with_name("thresholds.json")
+    document: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return document
+
+
 def shipped_thresholds() -> Mapping[str, float]:
     """Calibrated confidence by classifier, and that of the pooled answer."""
-    path = Path(__file__).with_name("thresholds.json")
-    thresholds: Mapping[str, float] = json.loads(path.read_text(encoding="utf-8"))["thresholds"]
+    thresholds: Mapping[str, float] = _shipped()["thresholds"]
     return thresholds
+
+
+def shipped_weights(names: Sequence[str]) -> Mapping[str, Mapping[str, float]]:
+    """Calibrated weights by the classifiers that answered, joined in the order of ``names``."""
+    weights: Mapping[str, Mapping[str, float]] = _shipped()["weights"]
+    return {
+        "+".join(sorted(those, key=names.index)): those
+        for those in weights.values()
+        if set(those) <= set(names)
+    }
 
 
 def parse_names(text: str) -> tuple[str, ...]:
@@ -71,6 +87,7 @@ def build_classifier(
     return Cascade(
         [(classifier, confidence[classifier.name]) for classifier in made],
         pooled_threshold=confidence[POOLED],
+        weights=shipped_weights(names),
     )
 
 

@@ -29,6 +29,7 @@ EXTRA = 'pip install "moe-proxy[embedding]"'
 
 _EDGE_CHARACTERS = 600
 """Characters read from each end: small embedding models see a few hundred tokens."""
+_LATIN_END = "\u0250"
 _SHARPNESS = 18.0
 """Scale of the cosine in the softmax over domains."""
 
@@ -95,15 +96,25 @@ class LinearHead:
             return cls(tuple(json.loads(arrays["labels"].tobytes())), arrays["weights"], arrays["bias"])
 
 
+def is_latin(text: str) -> bool:
+    """Whether at least half of the letters and digits of ``text`` are of the Latin script."""
+    letters = [character for character in text if character.isalnum()]
+    return 2 * sum(character < _LATIN_END for character in letters) >= len(letters)
+
+
 class EmbeddingClassifier:
-    """Softmax over the scores that ``head`` gives a text's vector; ``encode`` gives unit vectors."""
+    """Softmax over the scores that ``head`` gives a text's vector; ``encode`` gives unit vectors.
+
+    With ``latin_only`` it abstains from texts in other scripts: the model was taught English alone.
+    """
 
     name = "embedding"
     slow = True
 
-    def __init__(self, encode: Encode, head: Head) -> None:
+    def __init__(self, encode: Encode, head: Head, *, latin_only: bool = False) -> None:
         self._encode = encode
         self._head = head
+        self._latin_only = latin_only
 
     @classmethod
     def load(cls, model: str) -> EmbeddingClassifier:
@@ -113,14 +124,14 @@ class EmbeddingClassifier:
         """
         encode = sentence_encoder(model)
         if model == SHIPPED_MODEL:
-            return cls(encode, LinearHead.shipped())
+            return cls(encode, LinearHead.shipped(), latin_only=True)
         return cls(encode, Prototypes(encode, shipped_examples()))
 
     def classify(self, text: str) -> Classification:
-        """Distribution over all domains; an abstention for a text without letters or digits."""
+        """Distribution over all domains; an abstention for a text without letters that the model can read."""
         if len(text) > 2 * _EDGE_CHARACTERS:
             text = f"{text[:_EDGE_CHARACTERS]}\n{text[-_EDGE_CHARACTERS:]}"
-        if not any(character.isalnum() for character in text):
+        if not any(character.isalnum() for character in text) or (self._latin_only and not is_latin(text)):
             return Classification({}, self.name)
         scores = self._head.scores(self._encode([text])[0])
         odds = np.exp(scores - scores.max())

@@ -189,6 +189,12 @@ class TfidfClassifier:
         """The classifier that ships, loaded once."""
         return _shipped()
 
+    @property
+    def inverse_frequencies(self) -> Floats:
+        """Weight of each column (columns,); of one that the model never saw, the largest there is."""
+        idf = self._model.idf.astype(np.float32)
+        return np.where(idf > 0, idf, idf.max())
+
     def classify(self, text: str) -> Classification:
         """Distribution over the model's labels."""
         columns, counts = columns_of(text)

@@ -65,6 +65,19 @@ def test_unsure_answers_are_pooled() -> None:
         Cascade([], pooled_threshold=2.0)
 
 
+def test_pooled_answers_have_weights_by_who_answered() -> None:
+    """Calibrated weights are exponents, and those of the classifiers that did answer."""
+    first = Fixed("first", {"math": 0.6, "logic": 0.4})
+    second = Fixed("second", {"math": 0.3, "logic": 0.7})
+    silent = Fixed("third", {})
+    weights = {"first+second": {"first": 3.0, "second": 0.0}, "second": {"second": 0.5}}
+    steps = [(first, 1.0), (second, 1.0), (silent, 1.0)]
+    answer = Cascade(steps, pooled_threshold=0.0, weights=weights).classify("text")
+    assert answer.distribution["math"] == pytest.approx(0.6**3 / (0.6**3 + 0.4**3))
+    alone = Cascade(steps[1:], pooled_threshold=0.0, weights=weights).classify("text")
+    assert alone.distribution["logic"] == pytest.approx(0.7**0.5 / (0.7**0.5 + 0.3**0.5))
+
+
 def test_a_cascade_is_as_slow_as_its_slowest() -> None:
     """Slow classifiers run off the loop: a cascade that may ask one is slow."""
     quick, slow = Fixed("a", {}), Fixed("b", {})
