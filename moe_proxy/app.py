@@ -20,11 +20,14 @@ from moe_proxy import __version__
 from moe_proxy.activity import Activity
 from moe_proxy.config import Settings
 from moe_proxy.domains.base import DOMAINS
+from moe_proxy.domains.corrections import Corrections
 from moe_proxy.engine.control import EngineControl, PriorFeed
 from moe_proxy.engine.launch import LaunchInputs, launch_of, value_of
 from moe_proxy.engine.supervisor import EngineStatus, Launch, Supervisor, SupervisorLimits
 from moe_proxy.heap import trim_heap
 from moe_proxy.instance import InstancePaths, RunningProxy, claimed, start_time_s, write_record
+from moe_proxy.labelling import FILE_NAME as CORRECTIONS_FILE
+from moe_proxy.labelling import Labelling
 from moe_proxy.learning import Learning, learned_path
 from moe_proxy.live import Reloading, with_settings
 from moe_proxy.metrics import Metrics
@@ -132,6 +135,13 @@ async def surface(
             learning = await stack.enter_async_context(
                 Learning(learner, active, learned_path(paths.state, key.fingerprint))
             )
+        labels = frozenset(DOMAINS).union(served.router_map.domains if served.router_map else ())
+        classifier, labelling = served.classifier, None
+        if settings.learn_labels:
+            classifier = corrections = Corrections(served.classifier, labels)
+            labelling = await stack.enter_async_context(
+                Labelling(corrections, paths.state / CORRECTIONS_FILE)
+            )
         activity = Activity(active, engine.feed, control, learn=learning.learn if learning else None)
         stack.callback(activity.close)
         metrics = Metrics()
@@ -145,6 +155,7 @@ async def surface(
             activity=activity,
             metrics=metrics,
             learning=learning,
+            labelling=labelling,
         )
         context = ProxyContext(
             backend=Backend(paths.socket, engine.supervisor),
@@ -152,9 +163,9 @@ async def surface(
             observer=activity,
             stats=report.stats,
             placement=report.placement,
-            classifier=served.classifier,
-            domain_labels=frozenset(DOMAINS)
-            | frozenset(served.router_map.domains if served.router_map else ()),
+            classifier=classifier,
+            domain_labels=labels,
+            labelling=labelling,
             limits=Limits(hold_timeout_s=settings.hold_timeout_s),
             metrics=metrics,
             unload=engine.supervisor.rest,

@@ -89,8 +89,9 @@ class Settings(BaseSettings):
     prior_min_distance: float = Field(0.05, ge=0, le=1, description="total variation that is worth a push")
     learn: bool = Field(True, description="let the router map follow the traffic")
     learn_half_life_tokens: float = Field(100_000, gt=0, description="of a domain's counts")
+    learn_labels: bool = Field(False, description="let corrected labels teach the classifier")
     classifier: str = Field(
-        DEFAULT_CLASSIFIERS, description="classifiers to ask, in order: see docs/classifier.md"
+        DEFAULT_CLASSIFIERS, description="classifiers to ask, in order: see docs/classifiers.md"
     )
     keyword_threshold: float | None = Field(None, ge=0, le=1, description="confidence that stands alone")
     tfidf_threshold: float | None = Field(None, ge=0, le=1, description="confidence that stands alone")

@@ -1,13 +1,11 @@
 """Owns that what finished requests used becomes the next prior, and survives a restart.
 
 It stands between the learner, the active requests and one file in the data directory. It never sees a
-prompt, and a disk that cannot be written costs one warning, not a request.
+prompt.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -15,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 
 from moe_proxy.errors import ControlError, RouterMapError
-from moe_proxy.files import write_text
+from moe_proxy.kept_file import KeptFile
 from moe_proxy.routing.active import ActiveRequests
 from moe_proxy.routing.collect import counts_of
 from moe_proxy.routing.learner import Learner
@@ -49,33 +47,22 @@ class Learning:
     ) -> None:
         self._learner = learner
         self._active = active
-        self._path = path
-        self._save_delay_s = save_delay_s
-        self._changed = asyncio.Event()
+        self._file = KeptFile(path, self._state, delay_s=save_delay_s)
         self._clock_s = clock_s
         self._used_s = float("-inf")
         self._unused = False
-        self._written = False
-        self._warned = False
-        self._task: asyncio.Task[None] | None = None
         self.refused = 0
 
     async def __aenter__(self) -> Learning:
         self._restore()
         self._active.use(self._learner.merged())
-        self._task = asyncio.create_task(self._run(), name="learning")
+        await self._file.__aenter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-        self._forget_if_reset()
-        if self._changed.is_set():
-            self._write(self._learner.dump())
+        await self._file.__aexit__(kind, error, trace)
 
     def learn(self, distribution: Mapping[str, float], usage: Mapping[str, object]) -> None:
         """Learn from the usage of a finished request, as the pager tells it. Never fails; see ``refused``."""
@@ -91,12 +78,13 @@ class Learning:
             # Making a map of a large model takes milliseconds, and requests can end by the hundreds a second.
             if self._clock_s() - self._used_s >= _USE_INTERVAL_S:
                 self._use()
-            self._changed.set()
+            self._file.changed()
 
     def report(self) -> dict[str, object]:
         """What was learned, as JSON values for ``/stats``."""
         tokens = {label: round(count, 1) for label, count in self._learner.tokens.items()}
-        return {"tokens": tokens, "file": str(self._path), "saved": self._written, "refused": self.refused}
+        file = self._file
+        return {"tokens": tokens, "file": str(file.path), "saved": file.saved, "refused": self.refused}
 
     def _use(self) -> None:
         """Favour experts by what is known now."""
@@ -104,43 +92,25 @@ class Learning:
         self._unused, self._used_s = False, self._clock_s()
 
     def _restore(self) -> None:
+        content = self._file.read()
+        if content is None:
+            return
         try:
-            self._learner.restore(self._path.read_text(encoding="utf-8"), str(self._path))
-            self._written = True
-        except FileNotFoundError:
-            pass
-        except RouterMapError as error:
+            self._learner.restore(content.decode("utf-8"), str(self._file.path))
+        except (RouterMapError, UnicodeDecodeError) as error:
+            self._file.saved = False
             logger.warning("what was learned before is not used: %s", error)
-        except (OSError, UnicodeDecodeError) as error:
-            logger.warning("%s cannot be read (%s): learning starts anew", self._path, error)
 
-    async def _run(self) -> None:
-        while True:
-            await self._changed.wait()
-            await asyncio.sleep(self._save_delay_s)
-            self._forget_if_reset()
-            if self._unused:
-                self._use()
-            self._changed.clear()
-            # In a thread: a large model's counts take a while to write. Their text is made now, on this one.
-            await asyncio.to_thread(self._write, self._learner.dump())
-
-    def _forget_if_reset(self) -> None:
-        if self._written and not self._path.exists():
-            self._written = False
-            self._learner.forget()
+    def _state(self) -> bytes | None:
+        if self._forget_if_reset():
+            return None
+        if self._unused:
             self._use()
-            self._changed.clear()
+        return self._learner.dump().encode()
 
-    def _write(self, text: str) -> None:
-        try:
-            write_text(self._path, text)
-        except OSError as error:
-            if not self._warned:
-                self._warned = True
-                logger.warning(
-                    "%s cannot be written (%s): what is learned is lost at the end", self._path, error
-                )
-        else:
-            self._written = True
-            self._warned = False
+    def _forget_if_reset(self) -> bool:
+        if not self._file.removed():
+            return False
+        self._learner.forget()
+        self._use()
+        return True

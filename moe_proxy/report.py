@@ -12,6 +12,7 @@ from moe_proxy.activity import Activity
 from moe_proxy.engine.control import EngineControl, PriorFeed
 from moe_proxy.engine.supervisor import EngineStatus, State, Supervisor
 from moe_proxy.errors import EngineError
+from moe_proxy.labelling import Labelling
 from moe_proxy.learning import Learning
 from moe_proxy.metrics import Metrics
 from moe_proxy.model.layout import ModelLayout
@@ -36,6 +37,7 @@ class Report:
     activity: Activity
     metrics: Metrics
     learning: Learning | None
+    labelling: Labelling | None
     started_s: float = field(default_factory=time.monotonic)
 
     async def stats(self) -> Mapping[str, object]:
@@ -74,6 +76,7 @@ class Report:
                 "failed": feed.failed,
             },
             "learned": self.learning.report() if self.learning else None,
+            "labels": self.labelling.report() if self.labelling else None,
             "pager": self.control is not None,
             "experts": experts,
             "recent": self.activity.recent(),

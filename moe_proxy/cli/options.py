@@ -47,6 +47,9 @@ _OPTIONS = (
         "--router-top-k", type=click.IntRange(min=1), help="of the map, each layer's N busiest experts"
     ),
     click.option("--learn/--no-learn", default=None, help="let the router map follow the traffic"),
+    click.option(
+        "--learn-labels/--no-learn-labels", default=None, help="let corrected labels teach the classifier"
+    ),
     click.option("--classifier", metavar="NAMES", help="keyword, tfidf, embedding: asked in the order given"),
     click.option(
         "--ctx-size", "--ctx", "context_length", type=click.IntRange(min=16), help="tokens of context"

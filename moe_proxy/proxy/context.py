@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
-from moe_proxy.domains.base import Classification, Classifier
+from moe_proxy.domains.base import DOMAINS, Classification, Classifier
+from moe_proxy.labelling import Labelling
 from moe_proxy.metrics import Metrics
 from moe_proxy.model.gguf_header import GgufHeader
 from moe_proxy.proxy.access_log import AccessLog
@@ -158,6 +159,7 @@ class ProxyContext:
     placement: PlacementProvider = _unknown_placement
     classifier: Classifier | None = None
     domain_labels: frozenset[str] = frozenset()
+    labelling: Labelling | None = None
     limits: Limits = Limits()
     security: SecurityPolicy = SecurityPolicy()
     clocks: Clocks = Clocks()
@@ -171,3 +173,8 @@ class ProxyContext:
     parameters: ParameterFilter = field(default_factory=ParameterFilter)
     access_log: AccessLog | None = None
     new_id: Callable[[], str] = lambda: secrets.token_hex(8)
+
+    @property
+    def labels(self) -> frozenset[str]:
+        """The domains that a client may name: the built-in ones and those of the router map."""
+        return self.domain_labels.union(DOMAINS)

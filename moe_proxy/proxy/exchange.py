@@ -15,7 +15,7 @@ from typing import NoReturn, TypeVar
 from aiohttp import web
 
 from moe_proxy import prompts
-from moe_proxy.domains.base import DOMAINS, Classification
+from moe_proxy.domains.base import Classification
 from moe_proxy.errors import BodyStalledError, BodyTooLargeError, RequestError
 from moe_proxy.proxy.access_log import AccessRecord
 from moe_proxy.proxy.admission import Admission
@@ -121,7 +121,13 @@ class Exchange:
         A slow classifier works in a thread and has a bounded time; a thread that is late is not waited for.
         """
         named = self.request.headers.get("X-Moe-Domain", "").strip()
-        if named and (named in DOMAINS or named in self.context.domain_labels):
+        if named in self.context.labels:
+            labelling, text = self.context.labelling, None
+            if labelling is not None:
+                with self.admission.beside("learn label"):
+                    text = prompts.text_in(self.path, value)
+            if labelling is not None and text is not None:
+                self.admission.follow_up("learn label", labelling.learn(text, named))
             return self._counted(Classification({named: 1.0}, "header"))
         classifier = self.context.classifier
         if classifier is None:

@@ -29,6 +29,7 @@ _MESSAGES: Json = {
     "type": "array",
     "items": _object(("role",), role=_TEXT, content={"oneOf": [_TEXT, _OBJECTS]}),
 }
+_ANSWER: Json = _object(("domain", "confidence", "classifier"), confidence={"type": "number"})
 _OLLAMA: Mapping[str, Json] = {
     "model": _TEXT, "stream": {"type": "boolean", "default": True}, "format": {},
     "options": {"type": "object"}, "keep_alive": _DURATION,
@@ -51,6 +52,8 @@ _SCHEMAS: Mapping[str, Json] = {
     "Prompt": _object(("prompt",), model=_TEXT, prompt=_TEXT, stream=_FLAG),
     "Responses": _object(("input",), model=_TEXT, input={"oneOf": [_TEXT, _OBJECTS]}, stream=_FLAG),
     "Embeddings": _object(("input",), model=_TEXT, input=_TEXTS),
+    "Label": _object(("domain",), domain=_TEXT, text=_TEXT, messages=_MESSAGES, prompt=_TEXT),
+    "Labelled": _object(("domain", "before", "after"), domain=_TEXT, before=_ANSWER, after=_ANSWER),
     "Body": {"type": "object"},
     "OllamaError": _object(("error",), error=_TEXT),
     "OpenAIError": _object(("error",), error=_object(("code", "message", "type"))),
@@ -74,6 +77,7 @@ _ROUTES: tuple[tuple[str, str, str, str, str, tuple[str, ...]], ...] = (
     ("get", "/health", "Whether a request would be computed; 503 says why not", "", "Health", (_JSON,)),
     ("get", "/livez", "Whether the proxy answers", "", "Body", (_JSON,)),
     ("get", "/stats", "What really happened, in numbers", "", "Body", (_JSON,)),
+    ("post", "/stats/label", "Say what a text really is about", "Label", "Labelled", (_JSON,)),
     ("get", "/metrics", "The same for Prometheus, and llama-server's own", "", "", ("text/plain",)),
     ("get", "/dashboard", "A page that shows it all, live", "", "", ("text/html",)),
     ("get", "/dashboard/{name}", "A file of that page", "", "", ("text/css", "text/javascript", "text/html")),
@@ -107,8 +111,10 @@ _ROUTES: tuple[tuple[str, str, str, str, str, tuple[str, ...]], ...] = (
     ("post", "/api/embeddings", "Ollama embedding, the older form", "OllamaEmbeddings", "", (_JSON,)),
     ("post", "/api/pull", "Done for the served model; others are refused", "OllamaPull", "", _STREAM),
 )  # fmt: skip
-# Refuse what they understand: to fetch another model, to embed with a model that does not.
-_REFUSING = frozenset({"/api/pull", "/api/embed", "/api/embeddings", "/v1/embeddings", "/v1/rerank"})
+# Refuse what they understand: to fetch another model, to embed with a model that does not, to learn unasked.
+_REFUSING = frozenset(
+    {"/stats/label", "/api/pull", "/api/embed", "/api/embeddings", "/v1/embeddings", "/v1/rerank"}
+)
 # Known to Ollama's clients, and never done here.
 _REFUSED = (("post", "/api/push"), ("post", "/api/create"), ("post", "/api/copy"), ("delete", "/api/delete"),
             ("post", "/api/blobs/{name}"), ("get", "/api/blobs/{name}"))  # fmt: skip

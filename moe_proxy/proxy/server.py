@@ -20,7 +20,7 @@ from moe_proxy.errors import (
     RequestError,
     WrongMethodError,
 )
-from moe_proxy.proxy import dashboard, passthrough, status
+from moe_proxy.proxy import dashboard, labels, passthrough, status
 from moe_proxy.proxy.admission import Admission
 from moe_proxy.proxy.context import ProxyContext
 from moe_proxy.proxy.exchange import Exchange
@@ -53,6 +53,7 @@ ROUTES: Mapping[str, Mapping[str, Endpoint]] = {
     "/health": {"GET": status.health},
     "/livez": {"GET": status.livez},
     "/stats": {"GET": status.stats},
+    "/stats/label": {"POST": labels.label},
     "/metrics": {"GET": status.prometheus},
     "/dashboard": {"GET": dashboard.page},
     "/dashboard/events": {"GET": dashboard.events},

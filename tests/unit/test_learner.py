@@ -164,7 +164,7 @@ async def test_a_directory_that_cannot_be_written(tmp_path: Path, caplog: pytest
         learning = Learning(_learner(), _active(), tmp_path / "file" / "learned.json", save_delay_s=0.0)
         for _ in range(5):
             learning.learn({"codegen": 1.0}, _usage())
-            learning._write("{}")
+            learning._file.write(b"{}")
     assert len(caplog.records) == 1
     assert "cannot be written" in caplog.text
 
