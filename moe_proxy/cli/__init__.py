@@ -76,7 +76,8 @@ def main() -> None:
         sys.exit(2)
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "moe-proxy"
-        message = error.format_message().rstrip(".")
+        # click breaks lines where it lists choices; an error of ours is one line.
+        message = " ".join(error.format_message().split()).rstrip(".")
         click.echo(f"moe-proxy: {message}: see {command} --help", err=True)
         sys.exit(2)
     except click.ClickException as error:

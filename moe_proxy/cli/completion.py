@@ -10,7 +10,7 @@ _SHELLS: dict[str, type[ShellComplete]] = {"bash": BashComplete, "zsh": ZshCompl
 
 
 @click.command(epilog="Example: moe-proxy completion fish > ~/.config/fish/completions/moe-proxy.fish")
-@click.argument("shell", type=click.Choice(sorted(_SHELLS)))
+@click.argument("shell", metavar="SHELL", type=click.Choice(sorted(_SHELLS)))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
     """Print the completion for SHELL; docs/install.md says where each shell looks for it."""

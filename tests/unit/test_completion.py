@@ -29,6 +29,14 @@ def test_another_shell_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: Any) 
     assert "'bash', 'fish', 'zsh'" in capsys.readouterr().err
 
 
+def test_no_shell_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """A missing argument: one line that says what may stand there."""
+    assert run_main(monkeypatch, "completion") == 2
+    printed = capsys.readouterr().err
+    assert "'SHELL'. Choose from: bash, fish, zsh" in printed
+    assert printed.count("\n") == 1
+
+
 def test_bash_completes(monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path) -> None:
     """In a real bash: `moe-proxy star` becomes `moe-proxy start`, and an option is found by its beginning."""
     bash = shutil.which("bash")
