@@ -156,6 +156,13 @@ def main() -> None:
     with running() as proxy:
         result["idle_mb"] = round(proxy.resident_mb(), 1)
         steps = {
+            # What can fail comes first, what takes minutes last.
+            "disconnect": lambda: {
+                name: disconnects(proxy, path, given.samples // 6)
+                for name, path in (("openai", OPENAI), ("ollama", OLLAMA))
+            },
+            "information": lambda: states(proxy, given.samples),
+            "crash": lambda: crashes(proxy, 2, given.samples // 3),
             "whole": lambda: latencies(proxy, False, given.samples, given.rounds),
             "first_token": lambda: latencies(proxy, True, given.samples, given.rounds),
             "requests_openai": lambda: rates(proxy, Ask(OPENAI, False), 32, 2000, given.rounds, 1),
@@ -167,13 +174,6 @@ def main() -> None:
             ),
             "streams": lambda: whole_streams(proxy, 200, 100),
             "memory": lambda: memory(proxy, given.requests),
-            "disconnect": lambda: {
-                name: disconnects(proxy, path, given.samples // 6)
-                for name, path in (("openai", OPENAI), ("ollama", OLLAMA))
-            },
-            "information": lambda: states(proxy, given.samples),
-            # Last: from then on, the engine is another process.
-            "crash": lambda: crashes(proxy, 2, given.samples // 3),
         }
         for name, step in steps.items():
             if given.only and name not in given.only:

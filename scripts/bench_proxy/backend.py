@@ -40,8 +40,6 @@ _CONTROL = {
     b"/health": {"status": "ok"},
     b"/experts/usage": _USED,
     b"/experts/prior": {"id": "x", "entries": 0},
-    b"/experts/stats": {"snapshot": 0},
-    b"/experts": {"mode": "count", "mover": {"pending": 0}, "reasons": []},
 }
 
 
@@ -138,6 +136,9 @@ class Connection(asyncio.Protocol):
     def _answer(self, path: bytes, body: bytes) -> None:
         if path in _CONTROL:
             self._whole(json.dumps(_CONTROL[path]).encode())
+        elif path.startswith(b"/experts"):
+            # What is not measured is not pretended: the proxy does without.
+            self._whole(b'{"error":{"message":"not here"}}', _HEAD.replace("200 OK", "404 Not Found"))
         elif path == b"/bench/left":
             self._whole(json.dumps({"left_s": _left_s[0]}).encode())
         elif _HANGS.search(body):
@@ -153,8 +154,8 @@ class Connection(asyncio.Protocol):
             else:
                 self._flood = asyncio.ensure_future(self._stream(count))
 
-    def _whole(self, body: bytes) -> None:
-        head = _HEAD.format("application/json; charset=utf-8") + f"Content-Length: {len(body)}\r\n"
+    def _whole(self, body: bytes, template: str = _HEAD) -> None:
+        head = template.format("application/json; charset=utf-8") + f"Content-Length: {len(body)}\r\n"
         self.transport.write(head.encode() + self._last_of_connection() + body)
         self.finished()
 

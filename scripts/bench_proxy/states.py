@@ -41,12 +41,15 @@ def asked(address: Any, request: bytes) -> tuple[int, Any]:
 
 def get(address: Any, path: str) -> Any:
     """The JSON behind ``path``."""
-    return asked(address, f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())[1]
+    status, value = asked(address, f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+    if status != 200:
+        raise SystemExit(f"{path} answered {status}: {value}")
+    return value
 
 
 def state(proxy: Proxy) -> str:
     """The engine's, as /health tells it."""
-    return str(get(proxy.address, "/health")["state"])
+    return str(asked(proxy.address, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")[1]["state"])
 
 
 def until(proxy: Proxy, wanted: Callable[[str], bool]) -> float:
