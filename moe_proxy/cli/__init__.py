@@ -8,56 +8,61 @@ from __future__ import annotations
 import io
 import os
 import sys
+from importlib import import_module
+from typing import Final
 
 import click
 
 from moe_proxy import __version__
-from moe_proxy.cli.bench import bench
-from moe_proxy.cli.build import build
-from moe_proxy.cli.classify import classify
-from moe_proxy.cli.completion import completion
-from moe_proxy.cli.config import config
-from moe_proxy.cli.demo import demo
-from moe_proxy.cli.doctor import doctor
-from moe_proxy.cli.logs import logs
-from moe_proxy.cli.maps import collect, router_map
-from moe_proxy.cli.models import model
-from moe_proxy.cli.plan import plan
-from moe_proxy.cli.serve import start, status, stop
-from moe_proxy.cli.stats import stats
-from moe_proxy.cli.tune import tune_command
 from moe_proxy.errors import MoeProxyError
 
+# Where each command is, below this package. Its module is loaded when it is asked for: a proxy that runs for
+# months need not keep what the other commands draw their tables with.
+_COMMANDS: Final = {
+    "bench": "bench:bench",
+    "build": "build:build",
+    "classify": "classify:classify",
+    "collect": "maps:collect",
+    "completion": "completion:completion",
+    "config": "config:config",
+    "demo": "demo:demo",
+    "doctor": "doctor:doctor",
+    "logs": "logs:logs",
+    "map": "maps:router_map",
+    "model": "models:model",
+    "plan": "plan:plan",
+    "start": "serve:start",
+    "stats": "stats:stats",
+    "status": "serve:status",
+    "stop": "serve:stop",
+    "tune": "tune:tune_command",
+}
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+
+class _Commands(click.Group):
+    """The commands, loaded as they are needed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All names."""
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command, or None."""
+        if cmd_name not in _COMMANDS:
+            return None
+        module, _, name = _COMMANDS[cmd_name].partition(":")
+        command = getattr(import_module(f"{__name__}.{module}"), name)
+        assert isinstance(command, click.Command)
+        return command
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="moe-proxy")
 def cli() -> None:
     """Serve a large Mixture-of-Experts model behind OpenAI and Ollama clients.
 
     Example: moe-proxy start --model qwen3-30b-a3b-q4_k_m.gguf
     """
-
-
-for command in (
-    bench,
-    build,
-    classify,
-    collect,
-    completion,
-    config,
-    demo,
-    doctor,
-    logs,
-    model,
-    plan,
-    router_map,
-    start,
-    stats,
-    status,
-    stop,
-    tune_command,
-):
-    cli.add_command(command)
 
 
 def main() -> None:
