@@ -19,13 +19,14 @@ from moe_proxy.errors import ConfigError
 from moe_proxy.files import check_writable, write_text
 from moe_proxy.instance import instance_paths
 from moe_proxy.model.gguf_header import read_header
-from moe_proxy.model.layout import layout_of
+from moe_proxy.model.layout import ModelLayout, layout_of
 from moe_proxy.proxy.listening import free_port
 from moe_proxy.routing.collect import builtin_prompts
 from moe_proxy.routing.foreign import FORMS, ONE_DOMAIN, export, load_any
 from moe_proxy.routing.labelled import Unfinished, read_prompts, work_of
 from moe_proxy.routing.map_facts import coverage, keep_top, merge, only, overlap, picture
 from moe_proxy.routing.router_map import ModelKey, check, doubts, dump, load
+from moe_proxy.served import model_file
 
 BUILTIN = "builtin"
 """What ``--prompts`` calls the prompts that ship."""
@@ -77,6 +78,11 @@ def collect(model: Path | None, output: Path, tokens: int, prompts: str) -> None
     unfinished.remove()
     counted = sum(domain.tokens for domain in router_map.domains.values())
     click.echo(f"{output}: {len(router_map.domains)} domains, {counted} tokens")
+
+
+def _layout(model: Path) -> ModelLayout:
+    """Layout of the file that ``start --model`` would serve."""
+    return layout_of(read_header(model_file(load_settings({"model": model}))))
 
 
 @click.group("map")
@@ -159,7 +165,7 @@ def convert_map(
     A ranked list becomes counts: the id at rank r of n counts 100 (n - r).
     """
     if model is not None:
-        found = load_any(file, ModelKey.of(layout_of(read_header(model))), domain=domain or ONE_DOMAIN)
+        found = load_any(file, ModelKey.of(_layout(model)), domain=domain or ONE_DOMAIN)
     else:
         found = load(file)
     if domain is not None:
@@ -199,7 +205,7 @@ def reset_map(port: int | None) -> None:
 def check_map(file: Path, model: Path | None) -> None:
     """Say whether FILE is a usable router map; exit code 1 for a doubtful one, 2 for one that is none."""
     loaded = load(file)
-    warnings = check(loaded, layout_of(read_header(model))) if model else doubts(loaded)
+    warnings = check(loaded, _layout(model)) if model else doubts(loaded)
     for domain, counts in sorted(loaded.domains.items()):
         click.echo(f"{domain:15s} {counts.tokens} tokens, {len(counts.layers)} layers")
     for warning in warnings:

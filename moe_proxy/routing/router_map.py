@@ -22,6 +22,7 @@ from moe_proxy.errors import RouterMapError
 from moe_proxy.model.layout import ModelLayout
 
 FORMAT = "moe-router-map/1"
+_HINT = f"a router map has the format {FORMAT}; moe-proxy map convert reads other forms"
 
 _MAX_COUNT = 2**53 - 1  # what every JSON reader keeps exactly
 _MAX_BYTES = 64 << 20  # far over the map of any model; what is larger was named by mistake
@@ -204,7 +205,7 @@ class _Parser:
 
     def fail(self, where: str, reason: str) -> NoReturn:
         place = f"{self.source}: {where}" if where else self.source
-        raise RouterMapError(f"{place}: {reason}", f"a router map has the format {FORMAT}")
+        raise RouterMapError(f"{place}: {reason}", _HINT)
 
     def whole(self, text: str) -> RouterMap:
         top = self.members(self.decode(text), "", ("format", "model", "made", "domains"))

@@ -179,6 +179,20 @@ def test_one_domain_of_a_map_is_written(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert list(json.loads(path.read_text())["domains"]) == ["math"]
 
 
+def test_the_model_of_a_map_has_the_names_that_start_knows(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path
+) -> None:
+    """`map convert --model` takes what `start --model` takes, and `map show` says that other forms convert."""
+    monkeypatch.setenv("MOE_PROXY_CACHE_DIR", str(tmp_path))
+    experts, output = tmp_path / "experts.txt", tmp_path / "map.json"
+    experts.write_text("0 1 2\n1 0\n", encoding="utf-8")
+    assert run_main(monkeypatch, "map", "show", str(experts)) == 2
+    assert "map convert" in capsys.readouterr().err
+    args = ("map", "convert", str(experts), "--model", "planted-moe", "--output", str(output))
+    assert run_main(monkeypatch, *args) == 0
+    assert json.loads(output.read_text())["model"]["experts"] == 32
+
+
 def test_architectures_without_cuda(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     """An option that would do nothing is refused."""
     assert run_main(monkeypatch, "build", "--cuda-arch", "86") == 2
