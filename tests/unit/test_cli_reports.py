@@ -182,7 +182,7 @@ def test_one_domain_of_a_map_is_written(monkeypatch: pytest.MonkeyPatch, tmp_pat
 def test_the_model_of_a_map_has_the_names_that_start_knows(
     monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path
 ) -> None:
-    """`map convert --model` takes what `start --model` takes, and `map show` says that other forms convert."""
+    """`map convert --model` takes what `start --model` takes; `map show` names it for other forms."""
     monkeypatch.setenv("MOE_PROXY_CACHE_DIR", str(tmp_path))
     experts, output = tmp_path / "experts.txt", tmp_path / "map.json"
     experts.write_text("0 1 2\n1 0\n", encoding="utf-8")
