@@ -42,12 +42,14 @@ struct ggml_backend_buffer_type;
 // Where a CUDA mat-vec kernel reads the experts of a weight, and where it notes the picks. Passed to kernels by value;
 // what it points at is valid, at the same addresses, until moe_pager_model_freed.
 struct moe_pager_weights {
-    const uint64_t * x;            // by expert: address of its slab; bit 0: it lies in host memory. Null: not paged
-    const uint64_t * gate;         // of the gate that is computed with it, or null
-    int32_t *        log;          // null: this weight does not count
-    uint32_t         log_tokens;   // that fit
-    uint32_t         row_bytes;    // of x and of gate
-    uint32_t         shared_bytes; // set by the launch: room for the rows of a block
+    const uint64_t * x;           // by expert: address of its slab; bit 0: it lies in host memory. Null: not paged
+    const uint64_t * gate;        // of the gate that is computed with it, or null
+    char *           x_copies;    // device memory for all slabs of x, in order, that this launch may write; or null
+    char *           gate_copies; // likewise
+    uint64_t         slab_bytes;  // of x and of gate
+    uint32_t         row_bytes;
+    uint32_t         log_tokens; // that fit
+    int32_t *        log;        // null: this weight does not count
 };
 
 // The weights are in place: `tensors` are all of the model's, `n_expert_used` is the most experts a token picks in a

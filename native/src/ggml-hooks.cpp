@@ -56,6 +56,10 @@ uint32_t row_bytes_of(const ggml_tensor & weight) {
     return (uint32_t) weight.nb[1];
 }
 
+uint64_t slab_bytes_of(const ggml_tensor & weight) {
+    return weight.nb[2];
+}
+
 routed_ids read_ids(const ggml_tensor & mul_mat_id) {
     // src: the experts' weights, the activations, the ids; the ids are often a view of the sorted router output
     const ggml_tensor & ids = *mul_mat_id.src[2];

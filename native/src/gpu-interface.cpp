@@ -51,9 +51,12 @@ struct moe_pager_weights moe_pager_gpu_weights(const struct ggml_tensor * x, con
     if (gate != nullptr && pages.log == nullptr) {
         pages.log = current_side->log_row(gate);
     }
-    if (current_side->tier() != nullptr) {
-        pages.x    = current_side->tier()->entries(x);
-        pages.gate = gate == nullptr ? nullptr : current_side->tier()->entries(gate);
+    if (const tier_vram * tier = current_side->tier()) {
+        pages.x           = tier->entries(x);
+        pages.gate        = gate == nullptr ? nullptr : tier->entries(gate);
+        pages.slab_bytes  = slab_bytes_of(*x);
+        pages.x_copies    = tier->staging(0);
+        pages.gate_copies = tier->staging(1);
     }
     return pages;
 }
@@ -85,7 +88,7 @@ bool moe_pager_gpu_copies(const struct ggml_tensor * mul_mat_id) noexcept {
     const ggml_tensor &   weight = weight_of(*mul_mat_id);
     const tensor_record * record = current.owner->get_layout().find(&weight);
     return record != nullptr && current_side->tier()->entries(&weight) != nullptr &&
-           stager::copies(record->n_expert, read_device_ids(*mul_mat_id).n_picks());
+           stager::copies(record->n_expert, read_device_ids(*mul_mat_id));
 }
 
 #else

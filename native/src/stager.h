@@ -30,8 +30,11 @@ class stager {
   public:
     virtual ~stager() = default;
 
-    // is this the case of many picks?
-    static bool copies(uint32_t n_expert, int64_t n_picks) { return n_picks >= 4 * (int64_t) n_expert; }
+    // is this the case of many picks? Never of so few tokens that mat-vec kernels may compute them: those put what they
+    // read at home in the same buffers
+    static bool copies(uint32_t n_expert, const device_ids & ids) {
+        return ids.n_picks() >= 4 * (int64_t) n_expert && ids.n_tokens > 16;
+    }
 
     // The weight's data in a staging buffer, valid for kernels launched on `stream` until finish. Null: read it at home.
     virtual const void * start(const tensor_record & weight, const device_ids & ids, void * stream) noexcept = 0;
@@ -39,9 +42,6 @@ class stager {
 
     // a new graph is about to be launched
     virtual void graph_begins() noexcept = 0;
-
-    // by the copy engine, since the start
-    virtual uint64_t copied_bytes() const noexcept = 0;
 };
 
 } // namespace moe_pager

@@ -5,7 +5,6 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <atomic>
 
 namespace moe_pager {
 
@@ -85,20 +84,17 @@ class stager_cuda : public stager {
 
     void graph_begins() noexcept override { fresh_ = true; }
 
-    uint64_t copied_bytes() const noexcept override { return copied_bytes_.load(std::memory_order_relaxed); }
-
   private:
     bool open();
     void copy(const tensor_record & weight, char * to, cudaStream_t stream);
 
-    const tier_vram &     tier_;
-    cudaStream_t          stream_  = nullptr; // of the copies
-    cudaEvent_t           full_[2] = { nullptr, nullptr };
-    cudaEvent_t           free_[2] = { nullptr, nullptr };
-    int                   which_   = 0;
-    bool                  in_use_  = false;
-    bool                  fresh_   = true;
-    std::atomic<uint64_t> copied_bytes_{ 0 };
+    const tier_vram & tier_;
+    cudaStream_t      stream_  = nullptr; // of the copies
+    cudaEvent_t       full_[2] = { nullptr, nullptr };
+    cudaEvent_t       free_[2] = { nullptr, nullptr };
+    int               which_   = 0;
+    bool              in_use_  = false;
+    bool              fresh_   = true;
 };
 
 stager_cuda::~stager_cuda() {
@@ -137,7 +133,7 @@ const void * stager_cuda::start(const tensor_record & weight, const device_ids &
     if (to == nullptr || entries == nullptr) {
         return nullptr;
     }
-    if (copies(weight.n_expert, ids.n_picks())) {
+    if (copies(weight.n_expert, ids)) {
         if (!open()) {
             return nullptr;
         }
@@ -182,7 +178,6 @@ void stager_cuda::copy(const tensor_record & weight, char * to, cudaStream_t str
                                bytes,
                                cudaMemcpyHostToDevice,
                                stream_);
-        copied_bytes_.fetch_add(bytes, std::memory_order_relaxed);
     }
     if (any_resident) {
         const dim3 blocks(gather_chunks, weight.n_expert);
