@@ -15,6 +15,23 @@ namespace moe_pager {
 
 namespace {
 
+constexpr int drain_threads = 256;
+
+// one block a row
+__global__ void drain_kernel(int32_t * from, int32_t * to, uint64_t stride, uint32_t n_used) {
+    from += blockIdx.x * stride;
+    to += blockIdx.x * stride;
+    const int32_t  n_tokens = from[0];
+    const uint64_t n        = min(1 + (uint64_t) n_tokens * n_used, stride); // a row does not hold more
+    for (uint64_t i = threadIdx.x; i < n; i += blockDim.x) {
+        to[i] = from[i];
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        from[0] = 0;
+    }
+}
+
 class gpu_cuda : public gpu {
   public:
     ~gpu_cuda() override {
@@ -62,6 +79,16 @@ class gpu_cuda : public gpu {
     }
 
     bool finish_copies() noexcept override { return ok(cudaStreamSynchronize(cudaStreamPerThread)); }
+
+    bool drain_log(int32_t * from,
+                   int32_t * to,
+                   uint32_t  n_rows,
+                   uint64_t  stride,
+                   uint32_t  n_used,
+                   void *    stream) noexcept override {
+        drain_kernel<<<n_rows, drain_threads, 0, (cudaStream_t) stream>>>(from, to, stride, n_used);
+        return ok(cudaGetLastError());
+    }
 
     void wait(void * stream) noexcept override { ok(cudaStreamSynchronize((cudaStream_t) stream)); }
 

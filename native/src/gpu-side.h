@@ -3,8 +3,13 @@
 // What a model's pager needs when a GPU computes its experts: the card, the log of picks, the ubatch in flight, and the
 // tier and its staging where there is a VRAM budget.
 //
-// All calls but idle come from the thread that computes; idle comes from the thread that waits for the stream, which
-// in llama.cpp is the same one.
+// All calls come from the thread that computes, which in llama.cpp is also the one that waits for a stream. One ubatch
+// is in flight at a time: llama.cpp waits for a context's stream before it writes the next one's inputs.
+//
+// Counting an ubatch takes the host as long as some of its kernels take, and between two ubatches nothing else runs. So it
+// is put off until the next one has been launched, or until a request ends. While it is put off the tier still holds
+// its stream to be in flight: nothing is published, and hits are told from misses as the kernels saw them. What waits
+// to be published is not kept waiting: then it is counted at once.
 
 #include "gpu-ubatch.h"
 #include "pager.h"
@@ -26,22 +31,33 @@ class gpu_side {
           tier_(tier),
           stager_(std::move(copier)),
           log_(owner.get_layout(), card, ubatch_tokens),
-          ubatch_(owner.get_layout(), log_) {}
+          ubatches_{ { owner.get_layout(), log_ }, { owner.get_layout(), log_ } } {}
 
     void begin(const ubatch & ub) {
-        if (ubatch_.launched()) {
+        if (now().launched()) { // nobody has waited for it
             card_.wait(stream_);
             idle(stream_);
         }
         if (tier_ != nullptr && tier_->open()) {
             owner_.room_changed();
         }
-        ubatch_.begin(ub);
+        count(before());
+        which_ ^= 1; // the other one may wait to be counted
+        now().begin(ub);
     }
 
-    void end() noexcept { ubatch_.end(); }
+    void end() noexcept {
+        count(before());
+        log_.drain(stream_);
+        now().end();
+    }
 
     void launch(void * stream) noexcept {
+        if (held_ == stream) {
+            held_ = nullptr;
+        } else if (held_ != nullptr) {
+            catch_up();
+        }
         stream_ = stream;
         if (tier_ != nullptr) {
             tier_->launch(stream);
@@ -51,15 +67,28 @@ class gpu_side {
         }
     }
 
-    // Counts first: until the tier hears of it, nothing is published, so hits are told from misses as the kernels saw
-    // them.
     void idle(void * stream) noexcept {
-        if (ubatch_.launched() && stream == stream_) {
-            ubatch_.count(owner_);
+        if (stream == stream_) {
+            now().finish();
+            if (now().finished() && (tier_ == nullptr || !tier_->has_changed())) {
+                held_ = stream;
+                return;
+            }
         }
+        catch_up();
         if (tier_ != nullptr) {
             tier_->idle(stream);
         }
+    }
+
+    // Counts what is finished. A request begins or ends: what it used must have been counted.
+    void catch_up() noexcept {
+        count(before());
+        count(now());
+        if (held_ != nullptr && tier_ != nullptr) {
+            tier_->idle(held_);
+        }
+        held_ = nullptr;
     }
 
     int32_t * log_row(const void * key) const {
@@ -74,13 +103,25 @@ class gpu_side {
     stager * copier() const { return stager_.get(); }
 
   private:
+    gpu_ubatch & now() { return ubatches_[which_]; }
+
+    gpu_ubatch & before() { return ubatches_[which_ ^ 1]; }
+
+    void count(gpu_ubatch & ubatch) noexcept {
+        if (ubatch.finished()) {
+            ubatch.count(owner_);
+        }
+    }
+
     pager &                 owner_;
     gpu &                   card_;
     tier_vram * const       tier_;
     std::unique_ptr<stager> stager_;
     pick_log                log_;
-    gpu_ubatch              ubatch_;
+    gpu_ubatch              ubatches_[2];
+    int                     which_  = 0;
     void *                  stream_ = nullptr; // of the last launch
+    void *                  held_   = nullptr; // idle since, and kept in flight until its ubatch has been counted
 };
 
 } // namespace moe_pager

@@ -5,8 +5,8 @@
 namespace moe_pager {
 
 void gpu_ubatch::begin(const ubatch & ub) {
-    open_ = launched_ = false;
-    now_              = ub;
+    state_ = state::none; // should memory run out
+    now_   = ub;
     sequence_.clear();
     seq_id_.clear();
     output_.clear();
@@ -23,20 +23,18 @@ void gpu_ubatch::begin(const ubatch & ub) {
         output_.assign(ub.output, ub.output + ub.n_tokens);
         now_.output = output_.data();
     }
-    open_ = true;
+    state_ = state::open;
 }
 
 void gpu_ubatch::count(pager & owner) noexcept {
-    launched_ = false;
     for (uint32_t row = 0; log_.usable() && row < lay_.layers().size(); ++row) {
-        int32_t *     written = log_.host_row(row);
-        const int32_t n_rows  = *written;
+        const int32_t * written = log_.host_row(row);
+        const int32_t   n_rows  = *written;
         if (n_rows <= 0) {
             continue; // computed elsewhere, or not at all
         }
-        *written = 0;
         routed_ids ids;
-        ids.key     = lay_.layers()[row].tensors.back().key;
+        ids.key     = lay_.layers()[row].counting_key;
         ids.data    = (const char *) (written + 1);
         ids.n_used  = lay_.n_expert_used();
         ids.n_rows  = n_rows;
@@ -46,7 +44,7 @@ void gpu_ubatch::count(pager & owner) noexcept {
         owner.count(now_, ids);
     }
     owner.ubatch_end(now_);
-    open_ = false;
+    state_ = state::none;
 }
 
 } // namespace moe_pager

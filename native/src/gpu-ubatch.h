@@ -1,13 +1,13 @@
 #pragma once
 
-// The ubatch a GPU is working on: kept from its beginning until its picks have been read from the log.
+// An ubatch that a GPU computes: kept from its beginning until its picks have been read from the log.
 //
 //   begin      the tokens' sequences are copied: llama.cpp reuses its arrays before the GPU has finished
 //   end        all of its kernels have been launched
-//   counted    the stream was waited for after that, and the rows of the log were handed to the pager
+//   finish     the stream was waited for after that: the log has its picks
+//   count      the rows of the log were handed to the pager
 //
-// One ubatch at a time: llama.cpp waits for a context's stream before it writes the next one's inputs. begin() finishes
-// an ubatch that nobody has waited for. All calls come from the thread that computes.
+// All calls come from the thread that computes.
 
 #include "pager.h"
 #include "pick-log.h"
@@ -19,24 +19,27 @@ namespace moe_pager {
 
 class gpu_ubatch {
   public:
-    gpu_ubatch(const layout & lay, pick_log & log) : lay_(lay), log_(log) {}
+    gpu_ubatch(const layout & lay, const pick_log & log) : lay_(lay), log_(log) {}
 
     void begin(const ubatch & ub);
 
-    void end() noexcept { launched_ = open_; }
+    void end() noexcept { state_ = state_ == state::open ? state::launched : state_; }
 
-    // launched, and not yet counted
-    bool launched() const noexcept { return launched_; }
+    void finish() noexcept { state_ = state_ == state::launched ? state::finished : state_; }
 
-    // reads the log, once the stream is idle
     void count(pager & owner) noexcept;
 
-  private:
-    const layout & lay_;
-    pick_log &     log_;
+    bool launched() const noexcept { return state_ == state::launched; }
 
-    bool                         open_     = false;
-    bool                         launched_ = false;
+    bool finished() const noexcept { return state_ == state::finished; }
+
+  private:
+    enum class state { none, open, launched, finished };
+
+    const layout &   lay_;
+    const pick_log & log_;
+
+    state                        state_ = state::none;
     ubatch                       now_;
     std::vector<int32_t>         sequence_; // of each token: its first
     std::vector<const int32_t *> seq_id_;

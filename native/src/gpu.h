@@ -29,6 +29,11 @@ class gpu {
     // returns when all copies that were started have arrived, for every kernel launched from then on
     virtual bool finish_copies() noexcept = 0;
 
+    // In the order of `stream`, moves what kernels wrote into the rows of a log (pick-log.h) to the host's copy of it, and
+    // sets the numbers of tokens back to 0. `stride` in ids.
+    virtual bool drain_log(
+        int32_t * from, int32_t * to, uint32_t n_rows, uint64_t stride, uint32_t n_used, void * stream) noexcept = 0;
+
     // returns when all work of a stream is done
     virtual void wait(void * stream) noexcept = 0;
 

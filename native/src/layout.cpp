@@ -109,9 +109,12 @@ layout::layout(const std::vector<tensor_record> & tensors, uint32_t n_expert_use
         }
         layer.tensors = std::move(found);
 
-        const uint32_t row                  = (uint32_t) layers_.size();
-        // the last name in order is up or gate_up, which a layer multiplies by first
-        counting_[layer.tensors.back().key] = row;
+        // The last name in order is up or gate_up, which a layer multiplies by first. On a GPU kernels that know no pages
+        // may compute it together with the gate; nothing is ever computed together with down, the first name.
+        layer.counting_key = layer.place == memory::host ? layer.tensors.back().key : layer.tensors.front().key;
+
+        const uint32_t row            = (uint32_t) layers_.size();
+        counting_[layer.counting_key] = row;
 
         n_experts_ += n_expert;
         row_of_.insert(row_of_.end(), n_expert, row);

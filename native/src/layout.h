@@ -46,7 +46,8 @@ struct layout_layer {
     bool     movable    = false; // all slabs are pages of a read-only file mapping, or pinned and of a type that moves
     uint32_t size_class = 0;     // pinned layers whose experts are equal in size share one
 
-    std::vector<tensor_record> tensors; // sorted by name; the last one counts
+    std::vector<tensor_record> tensors;                // sorted by name
+    const void *               counting_key = nullptr; // of the tensor whose picks are counted
 
     uint64_t least_slab_bytes() const;
 };

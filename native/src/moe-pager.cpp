@@ -82,6 +82,12 @@ reply answer(const std::string & method,
     return main->answers.call(method, path, query, body);
 }
 
+void catch_up(instance & pages) noexcept {
+    if (pages.side != nullptr) {
+        pages.side->catch_up();
+    }
+}
+
 char * copy(const std::string & text) noexcept {
     char * result = (char *) std::malloc(text.size() + 1);
     if (result != nullptr) {
@@ -195,6 +201,7 @@ void moe_pager_mul_mat_id(const struct ggml_tensor * dst) noexcept {
 void moe_pager_sequence_begin(const void * model, int32_t sequence, const char * request) noexcept {
     guarded([&] {
         if (const auto pages = find(model)) {
+            catch_up(*pages);
             const std::string name = request == nullptr ? "" : request;
             pages->paging.sequence_begin(sequence, name.substr(0, request_name_bytes_max));
         }
@@ -204,6 +211,7 @@ void moe_pager_sequence_begin(const void * model, int32_t sequence, const char *
 void moe_pager_sequence_end(const void * model, int32_t sequence) noexcept {
     guarded([&] {
         if (const auto pages = find(model)) {
+            catch_up(*pages);
             pages->paging.sequence_end(sequence);
         }
     });

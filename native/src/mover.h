@@ -39,7 +39,7 @@ namespace moe_pager {
 class mover {
   public:
     static constexpr size_t                    moves_per_look = 32;
-    static constexpr std::chrono::milliseconds pass_interval{ 5 };
+    static constexpr std::chrono::milliseconds pass_interval{ 20 };
 
     mover(const layout & lay,
           page_table &   table,

@@ -264,6 +264,11 @@ void tier_vram::publish() noexcept {
     published_.notify_all();
 }
 
+bool tier_vram::has_changed() const noexcept {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return dirty_;
+}
+
 void tier_vram::launch(void * stream) noexcept {
     std::lock_guard<std::mutex> lock(mutex_);
     in_flight_.insert(stream);
@@ -274,22 +279,6 @@ void tier_vram::idle(void * stream) noexcept {
     in_flight_.erase(stream);
     if (in_flight_.empty()) {
         publish();
-    }
-}
-
-void tier_vram::wait_idle() noexcept {
-    for (;;) {
-        void * stream = nullptr;
-        {
-            std::lock_guard<std::mutex> lock(mutex_);
-            if (in_flight_.empty()) {
-                return;
-            }
-            stream = *in_flight_.begin();
-        }
-        gpu_.wait(stream);
-        std::lock_guard<std::mutex> lock(mutex_);
-        in_flight_.erase(stream);
     }
 }
 

@@ -66,9 +66,10 @@ class tier_vram : public device {
     // takes the arena if that has not been done; true when it was taken by this call
     bool open() noexcept;
 
+    bool has_changed() const noexcept; // something waits to be published
+
     void launch(void * stream) noexcept;
     void idle(void * stream) noexcept;
-    void wait_idle() noexcept; // for all streams in flight
 
     // of a weight; null for one whose experts do not move
     const uint64_t * entries(const void * key) const noexcept;

@@ -1,8 +1,9 @@
 #pragma once
 
-// A GPU in memory: allocations come out of a budget, copies are done at once or held back at a gate.
+// A GPU in memory: allocations come out of a budget, copies are done at once or held back at a gate. And weights for it.
 
 #include "gpu.h"
+#include "simulated.h"
 
 #include <condition_variable>
 #include <cstring>
@@ -48,7 +49,17 @@ class simulated_gpu : public gpu {
 
     bool finish_copies() noexcept override { return true; }
 
-    void wait(void *) noexcept override {}
+    bool drain_log(int32_t * from, int32_t * to, uint32_t n_rows, uint64_t stride, uint32_t, void *) noexcept override {
+        for (uint32_t row = 0; row < n_rows; ++row) {
+            std::memcpy(to + row * stride, from + row * stride, stride * sizeof(int32_t));
+            from[row * stride] = 0;
+        }
+        return true;
+    }
+
+    void wait(void *) noexcept override { ++n_waits; }
+
+    int n_waits = 0;
 
     std::string last_error() const override { return "out of memory"; }
 
@@ -93,6 +104,32 @@ class simulated_gpu : public gpu {
     uint64_t                held_bytes_ = 0;
     int                     n_held_     = 0;
     bool                    broken_     = false;
+};
+
+inline constexpr uint64_t slab = 1024;
+
+// layers of gate, up and down with weights that name their expert: every byte of a slab is its number
+struct weights {
+    explicit weights(uint32_t n_layers, uint32_t n_expert, uint32_t big_from = UINT32_MAX)
+        : records(make_tensors(n_layers, n_expert, slab)) {
+        for (size_t t = 0; t < records.size(); ++t) {
+            tensor_record & record = records[t];
+            record.place           = memory::pinned;
+            record.quantized       = true;
+            record.type            = "q4_K";
+            record.slab_bytes      = t / 3 >= big_from ? 2 * slab : slab;
+            data.emplace_back(record.slab_bytes * n_expert);
+            for (uint32_t id = 0; id < n_expert; ++id) {
+                std::memset(data.back().data() + id * record.slab_bytes, value(t, id), record.slab_bytes);
+            }
+            record.data = data.back().data();
+        }
+    }
+
+    static int value(size_t tensor, uint32_t id) { return (int) ((tensor * 31 + id * 7 + 1) & 0xff); }
+
+    std::vector<std::vector<char>> data;
+    std::vector<tensor_record>     records;
 };
 
 } // namespace moe_pager

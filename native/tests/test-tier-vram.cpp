@@ -1,7 +1,6 @@
 // The VRAM tier on a simulated GPU: what kernels would read at any moment, with moves forced in between.
 
 #include "check.h"
-#include "gpu-ubatch.h"
 #include "simulated-gpu.h"
 #include "simulated.h"
 
@@ -13,32 +12,6 @@
 using namespace moe_pager;
 
 namespace {
-
-constexpr uint64_t slab = 1024;
-
-// layers of gate, up and down with weights that name their expert: every byte of a slab is its number
-struct weights {
-    explicit weights(uint32_t n_layers, uint32_t n_expert, uint32_t big_from = UINT32_MAX)
-        : records(make_tensors(n_layers, n_expert, slab)) {
-        for (size_t t = 0; t < records.size(); ++t) {
-            tensor_record & record = records[t];
-            record.place           = memory::pinned;
-            record.quantized       = true;
-            record.type            = "q4_K";
-            record.slab_bytes      = t / 3 >= big_from ? 2 * slab : slab;
-            data.emplace_back(record.slab_bytes * n_expert);
-            for (uint32_t id = 0; id < n_expert; ++id) {
-                std::memset(data.back().data() + id * record.slab_bytes, value(t, id), record.slab_bytes);
-            }
-            record.data = data.back().data();
-        }
-    }
-
-    static int value(size_t tensor, uint32_t id) { return (int) ((tensor * 31 + id * 7 + 1) & 0xff); }
-
-    std::vector<std::vector<char>> data;
-    std::vector<tensor_record>     records;
-};
 
 struct card {
     card(const weights & w, uint64_t frames, uint64_t vram = 1 << 20, uint64_t staging = 0)
@@ -321,63 +294,4 @@ TEST(tier_vram, every_read_between_launch_and_idle_is_of_the_right_weights) {
     mover.join();
     CHECK(right);
     CHECK(c.tier->get_report().publications > 0);
-}
-
-TEST(tier_vram, picks_read_from_the_log_count_as_picks_seen_by_the_cpu) {
-    const weights w(2, 4);
-    const rig     seen(make_tensors(2, 4), 0);
-    settings      set;
-    set.enabled = true;
-    simulated_gpu device(1 << 20);
-    tier_vram *   tier = nullptr;
-    pager         paging(make_layout(w.records, false), set, [&](const layout & lay, page_table & table) {
-        vram_budget budget;
-        budget.process_bytes = 1 << 20;
-        auto made            = std::make_unique<tier_vram>(lay, table, device, budget);
-        tier                 = made.get();
-        return made;
-    });
-    pick_log      log(paging.get_layout(), device, 2);
-    gpu_ubatch    on_card(paging.get_layout(), log);
-
-    // three tokens of two sequences, of which the log holds two; the caller's arrays are gone before it is read
-    {
-        const int32_t                a = 3, b = 5;
-        std::vector<const int32_t *> seq_id = { &a, &a, &b };
-        ubatch                       ub;
-        ub.n_tokens = 3;
-        ub.seq_id   = seq_id.data();
-        paging.ubatch_begin(ub);
-        on_card.begin(ub);
-    }
-    CHECK(!on_card.launched());
-    const std::vector<int32_t> ids = { 3, 0, 1, 2, 1, 2 };
-    for (uint32_t row = 0; row < 2; ++row) {
-        int32_t * written = log.host_row(row);
-        CHECK(written == log.device_row(row));
-        written[0] = 3;
-        std::copy(ids.begin(), ids.begin() + 4, written + 1);
-    }
-    on_card.end();
-    CHECK(on_card.launched());
-    on_card.count(paging);
-    CHECK(!on_card.launched());
-
-    const stats & counts = paging.get_stats();
-    CHECK(stats::get(counts.tokens) == 3 && stats::get(counts.ubatches) == 1);
-    CHECK(stats::get(counts.picks) == 8 && stats::get(counts.misses) == 8);
-    CHECK(stats::get(counts.lost_rows) == 2); // one a layer
-    CHECK(stats::get(counts.unseen_ubatches) == 0);
-    usage_record record;
-    CHECK(paging.read_sequence(3, false, record));
-    CHECK((record.picks == std::vector<uint64_t>{ 1, 1, 1, 1, 1, 1, 1, 1 }));
-    CHECK(log.host_row(0)[0] == 0); // ready for the next
-
-    ubatch empty;
-    empty.n_tokens = 1;
-    paging.ubatch_begin(empty);
-    on_card.begin(empty);
-    on_card.end();
-    on_card.count(paging);
-    CHECK(stats::get(counts.unseen_ubatches) == 1); // no layer wrote: it is said, not made up
 }
