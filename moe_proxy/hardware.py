@@ -147,7 +147,7 @@ def _gpu(index: int) -> Gpu | None:
     try:
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
         name = pynvml.nvmlDeviceGetName(handle)
-        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+        total_bytes, free_bytes = _memory(handle)
     except pynvml.NVMLError as error:
         logger.debug("GPU %d does not answer: %s", index, error)
         return None
@@ -161,12 +161,26 @@ def _gpu(index: int) -> Gpu | None:
     return Gpu(
         index,
         text,
-        int(memory.total),
-        int(memory.free),
+        total_bytes,
+        free_bytes,
         capability,
         vram_bytes_per_s=_vram_bytes_per_s(handle),
         link_bytes_per_s=_link_bytes_per_s(handle),
     )
+
+
+def _memory(handle: object) -> tuple[int, int]:
+    """Bytes that processes may have, and those that none has: what nvidia-smi counts.
+
+    The first form of the question counts what the driver keeps for itself as used, half a gigabyte on some cards.
+    """
+    try:
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
+    except pynvml.NVMLError as error:  # a driver before 510
+        logger.debug("no second form of memory information: %s", error)
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+        return int(memory.total), int(memory.free)
+    return int(memory.total - memory.reserved), int(memory.free)
 
 
 def _vram_bytes_per_s(handle: object) -> float:

@@ -24,22 +24,30 @@ class Driver:
             "nvmlDeviceGetCount": lambda: 2,
             "nvmlDeviceGetHandleByIndex": lambda index: index,
             "nvmlDeviceGetName": lambda handle: b"Card 0" if handle == 0 else "Card 1",
-            "nvmlDeviceGetMemoryInfo": lambda handle: SimpleNamespace(total=8 * 2**30, free=6 * 2**30),
+            "nvmlDeviceGetMemoryInfo": self._memory,
             "nvmlDeviceGetCudaComputeCapability": lambda handle: (8, handle),
             "nvmlDeviceGetMaxClockInfo": lambda handle, kind: 7501,
             "nvmlDeviceGetMemoryBusWidth": lambda handle: 192,
             "nvmlDeviceGetMaxPcieLinkGeneration": lambda handle: 4,
             "nvmlDeviceGetMaxPcieLinkWidth": lambda handle: 16,
         }
+        self._old = "memory_v2" in broken
         # Where there is no driver, the binding is not even loaded.
         monkeypatch.setattr(hardware, "pynvml", pynvml)
         for name, answer in answers.items():
             monkeypatch.setattr(pynvml, name, self._raise if name in broken else answer)
 
+    def _memory(self, handle: int, version: int | None = None) -> SimpleNamespace:
+        if version is None:
+            return SimpleNamespace(total=8 * 2**30, free=6 * 2**30)
+        if self._old:
+            self._raise()
+        return SimpleNamespace(total=8 * 2**30, reserved=2**29, free=6 * 2**30)
+
     def _close(self) -> None:
         self.closed += 1
 
-    def _raise(self, *arguments: object) -> None:
+    def _raise(self, *arguments: object, **named: object) -> None:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN)
 
 
@@ -62,16 +70,24 @@ def test_cores_that_may_not_be_used_do_not_count(monkeypatch: pytest.MonkeyPatch
 def test_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """GPUs with name, memory, compute capability and bandwidths; the library is closed again.
 
+    What the driver keeps for itself is no part of the memory, as for nvidia-smi: a budget is compared with that.
+
     The clock and width are those of an RTX 3060, of which 360 GB/s are published, on PCIe 4 x16.
     """
     driver = Driver(monkeypatch)
     speeds = (2 * 7501e6 * 192 / 8, 16 * 1.969e9)
     assert hardware.probe().gpus == (
-        hardware.Gpu(0, "Card 0", 8 * 2**30, 6 * 2**30, "8.0", *speeds),
-        hardware.Gpu(1, "Card 1", 8 * 2**30, 6 * 2**30, "8.1", *speeds),
+        hardware.Gpu(0, "Card 0", 8 * 2**30 - 2**29, 6 * 2**30, "8.0", *speeds),
+        hardware.Gpu(1, "Card 1", 8 * 2**30 - 2**29, 6 * 2**30, "8.1", *speeds),
     )
     assert 359e9 < speeds[0] < 361e9
     assert driver.closed == 1
+
+
+def test_a_driver_that_knows_no_reserved_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver before 510 is asked in the old way."""
+    Driver(monkeypatch, "memory_v2")
+    assert hardware.probe().gpus[0].vram_total_bytes == 8 * 2**30
 
 
 @pytest.mark.parametrize(
