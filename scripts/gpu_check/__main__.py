@@ -30,28 +30,34 @@ from arms import MIB, Arm, Bench, Server, card_used_mib, counted, paged, running
 SHORT = "def quicksort(xs): { return [x for x in xs if x < p]; } // sort_list(a,b,c)"
 DECODE_TOKENS = 256
 GREEDY_TOKENS = 200
+RESTLESS_TOKENS = 2000
 PREFILL_TOKENS = 2040
 WARM_UPS = 3
 # What the backend takes beyond weights, context and frames while it computes: the pager's default.
 RESERVE_BYTES = 256 * MIB
 
 
-def logits(server: Server) -> list[Any]:
-    """Ids and log-probabilities of the 20 best tokens at each step of a greedy completion."""
-    answer = server.complete(SHORT, GREEDY_TOKENS, temperature=0, n_probs=20)
+def logits(server: Server, tokens: int = GREEDY_TOKENS, temperature: float = 0.0) -> list[Any]:
+    """Ids and log-probabilities of the 20 best tokens at each step of a completion."""
+    answer = server.complete(SHORT, tokens, temperature=temperature, seed=1, n_probs=20)
     steps = answer["completion_probabilities"]
     return [[(top["id"], top["logprob"]) for top in step["top_logprobs"]] for step in steps]
 
 
 def decode(server: Server, seed: int) -> float:
-    """Tokens per second of one sampled completion."""
-    answer = server.complete(SHORT, DECODE_TOKENS, temperature=0.8, seed=seed)
+    """Tokens per second of one sampled completion; only these tokens are computed if the prompt is known."""
+    answer = server.complete(SHORT, DECODE_TOKENS, temperature=0.8, seed=seed, cache_prompt=True)
     return float(answer["timings"]["predicted_per_second"])
 
 
 def prefill(server: Server, text: str) -> float:
     """Tokens per second of one long prompt."""
     return float(server.complete(text, 1, temperature=0)["timings"]["prompt_per_second"])
+
+
+def first_token(server: Server, run: int) -> float:
+    """Milliseconds until the first token of a prompt of two dozen tokens."""
+    return float(server.complete(SHORT[run:], 1, temperature=0)["timings"]["prompt_ms"])
 
 
 def long_text(server: Server, root: Path) -> str:
@@ -86,7 +92,9 @@ def warmed(bench: Bench, arm: Arm, port: int, text: str) -> Iterator[Server]:
 
 def measure(servers: list[Server], text: str, runs: int) -> list[dict[str, Any]]:
     """Medians and all values of each server; the servers are asked in turn."""
-    rows: list[dict[str, Any]] = [{"decode": [], "prefill": [], "hits": []} for _ in servers]
+    rows: list[dict[str, Any]] = [
+        {"decode": [], "prefill": [], "first_token_ms": [], "hits": []} for _ in servers
+    ]
     for seed in range(100, 100 + runs):
         for server, row in zip(servers, rows, strict=True):
             before = _hits(server)
@@ -97,9 +105,12 @@ def measure(servers: list[Server], text: str, runs: int) -> list[dict[str, Any]]
     for run in range(runs):
         for server, row in zip(servers, rows, strict=True):
             row["prefill"].append(round(prefill(server, text[run:])))
+            row["first_token_ms"].append(round(first_token(server, run), 1))
     for server, row in zip(servers, rows, strict=True):
         row["decode_median"] = statistics.median(row["decode"])
         row["prefill_median"] = statistics.median(row["prefill"])
+        row["prefill_first_token_ms"] = round(PREFILL_TOKENS / row["prefill_median"] * 1000, 1)
+        row["first_token_ms_median"] = statistics.median(row["first_token_ms"])
         row["vram_mib"] = server.vram_mib
         row["load_s"] = round(server.load_s, 1)
     return rows
@@ -111,6 +122,20 @@ def _hits(server: Server) -> tuple[int, int] | None:
     except OSError:
         return None
     return counters["hits"], counters["picks"]
+
+
+def best_threads(bench: Bench, text: str) -> tuple[int, int]:
+    """Threads with which stock decodes fastest without an expert in VRAM, and its VRAM in bytes."""
+    cores = os.cpu_count() or 1
+    speeds = {}
+    for threads in sorted({cores, max(1, cores - 1), max(1, cores // 2)}):
+        with running(bench, stock_split(99, threads), 18080) as server:
+            server.complete(SHORT, 32, temperature=0.8, seed=1)
+            answer = server.complete(SHORT, 96, temperature=0.8, seed=2)
+            speeds[threads] = float(answer["timings"]["predicted_per_second"])
+    best = max(speeds, key=lambda threads: speeds[threads])
+    with warmed(bench, stock_split(99, best), 18080, text) as server:
+        return best, server.vram_mib * MIB
 
 
 def four_slots(bench: Bench, arm: Arm, port: int) -> dict[str, float]:
@@ -169,6 +194,7 @@ def main() -> None:
         bench = Bench(arguments.engine, arguments.model, Path(logs))
         with running(bench, stock_all(), 18080) as stock:
             reference = logits(stock)
+            sampled = logits(stock, RESTLESS_TOKENS, 0.8)
             text = long_text(stock, root)
         with (
             warmed(bench, stock_all(), 18080, text) as stock,
@@ -180,17 +206,20 @@ def main() -> None:
             expert_bytes = watched.get("/experts")["tiers"]["ram"]["total_bytes"]
             result["rows"].append(row)
             keep()
-        with warmed(bench, stock_split(99), 18080, text) as server:
-            base_bytes = server.vram_mib * MIB
+        threads, base_bytes = best_threads(bench, text)
+        result["conditions"]["stock_threads"] = threads
         layers = _layers(arguments.model)
+        staging_bytes = 2 * expert_bytes // layers // 3
+
+        def budget(share: int) -> int:
+            return base_bytes + staging_bytes + RESERVE_BYTES + expert_bytes * share // 100
+
         for share in [int(value) for value in arguments.shares.split(",")]:
-            staging = 2 * expert_bytes // layers // 3
-            budget = base_bytes + staging + RESERVE_BYTES + expert_bytes * share // 100
-            fitting = int((budget - base_bytes) / (expert_bytes / layers))
-            rival = stock_split(max(0, layers - fitting))
+            fitting = int((budget(share) - base_bytes) / (expert_bytes / layers))
+            rival = stock_split(max(0, layers - fitting), threads)
             try:
                 with (
-                    warmed(bench, paged(budget), 18080, text) as own,
+                    warmed(bench, paged(budget(share)), 18080, text) as own,
                     warmed(bench, rival, 18081, text) as other,
                 ):
                     identical = logits(own) == reference
@@ -199,20 +228,20 @@ def main() -> None:
             except RuntimeError as error:
                 print(error, file=sys.stderr)
                 continue
-            row = {"share": share, "budget_bytes": budget, "paged": mine, "identical": identical}
+            row = {"share": share, "budget_bytes": budget(share), "paged": mine, "identical": identical}
             result["rows"].append(row | {"stock": {"name": rival.name, **theirs}})
             keep()
-        budget = base_bytes + 2 * expert_bytes // layers // 3 + RESERVE_BYTES + expert_bytes * 40 // 100
-        restless = paged(budget, MOE_PAGER_HORIZON="1000000", MOE_PAGER_HALF_LIFE="8")
+        restless = paged(budget(40), MOE_PAGER_HORIZON="1000000", MOE_PAGER_HALF_LIFE="8")
         with running(bench, restless, 18080) as server:
             moved = server.get("/experts/stats")["promotions"]
-            identical = logits(server) == reference
+            identical = logits(server, RESTLESS_TOKENS, 0.8) == sampled
             moved = server.get("/experts/stats")["promotions"] - moved
-        result["restless"] = {"identical": identical, "promotions": moved, "tokens": GREEDY_TOKENS}
+        result["restless"] = {"identical": identical, "promotions": moved, "tokens": RESTLESS_TOKENS}
         keep()
         result["slots"] = {"stock, all in VRAM": four_slots(bench, stock_all(), 18080)}
-        result["slots"]["paged, 40 %"] = four_slots(bench, paged(budget), 18080)
-        keep()
+        for share in (40, 60):
+            result["slots"][f"paged, {share} %"] = four_slots(bench, paged(budget(share)), 18080)
+            keep()
 
 
 def _layers(model: Path) -> int:

@@ -23,7 +23,7 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Bench:
-    """What all arms of a run share. ``context`` is in tokens."""
+    """What all arms of a run share. ``context`` is in tokens, for all slots together: it takes VRAM."""
 
     engine: Path
     model: Path
@@ -52,9 +52,9 @@ def counted() -> Arm:
     return Arm("all in VRAM, counted", environment={"MOE_PAGER": "1"})
 
 
-def stock_split(layers_on_cpu: int) -> Arm:
-    """Stock llama.cpp with the experts of that many layers computed by the CPU, pinned, on all cores."""
-    flags = ("-ncmoe", str(layers_on_cpu), "--load-mode", "none", "--threads", str(os.cpu_count()))
+def stock_split(layers_on_cpu: int, threads: int) -> Arm:
+    """Stock llama.cpp with the experts of that many layers computed by the CPU, from pinned memory."""
+    flags = ("-ncmoe", str(layers_on_cpu), "--load-mode", "none", "--threads", str(threads))
     return Arm(f"stock, -ncmoe {layers_on_cpu}", flags)
 
 
@@ -83,9 +83,13 @@ class Server:
     def complete(self, prompt: str, tokens: int, **body: object) -> Any:
         """One completion without cache and without end, as JSON."""
         request = {"prompt": prompt, "n_predict": tokens, "ignore_eos": True, "cache_prompt": False, **body}
+        return self.post("/completion", request)
+
+    def post(self, path: str, body: object) -> Any:
+        """A POST's JSON."""
         call = urllib.request.Request(
-            f"http://127.0.0.1:{self._port}/completion",
-            json.dumps(request).encode(),
+            f"http://127.0.0.1:{self._port}{path}",
+            json.dumps(body).encode(),
             {"Content-Type": "application/json"},
         )
         with urllib.request.urlopen(call, timeout=300) as answer:
@@ -108,7 +112,7 @@ def running(bench: Bench, arm: Arm, port: int) -> Iterator[Server]:
     if "MOE_PAGER_VRAM_BYTES" in variables:
         variables["MOE_PAGER_VRAM_OTHERS_BYTES"] = str(card_used_mib() * MIB)
     argv = [str(bench.engine / "llama-server"), "--model", str(bench.model), "--port", str(port)]
-    argv += ["--ctx-size", str(bench.context * arm.slots), "--parallel", str(arm.slots)]
+    argv += ["--ctx-size", str(bench.context), "--parallel", str(arm.slots)]
     argv += ["--batch-size", str(bench.batch), "--ubatch-size", str(bench.batch), "--flash-attn", "on"]
     argv += ["--gpu-layers", "99", "--fit", "off", *arm.flags]
     log_path = bench.logs / f"{port}.log"

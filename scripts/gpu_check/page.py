@@ -31,9 +31,9 @@ def page(result: dict[str, Any], proxy_page: str) -> str:
         f" Commit {conditions['commit']}.",
         "A planted model with the shapes of Qwen3-30B-A3B (48 layers, 128 experts, top 8, Q4_K, 18 GB): random weights,",
         "routing planted by domain (`scripts/gpu_check/planted_large.py`, skew 1.2). A budget of VRAM stands in for a",
-        "smaller card: the link is this machine's. VRAM is the whole process's, context of 4,096 tokens included.",
+        "smaller card: the link is this machine's. VRAM is the whole process's, context of 4,096 tokens included. Hits are those of the decoded tokens.",
         f"Stock is the same build with the pager off, `-ncmoe N` with the N that takes as much VRAM, pinned host memory,"
-        f" all cores. Medians of {conditions['runs']} runs, both servers asked in turn, after warm-ups: "
+        f" {conditions.get('stock_threads', 'all')} threads, the best of a sweep. Medians of {conditions['runs']} runs, both servers asked in turn, after warm-ups: "
         f"{conditions['decode_tokens']} tokens sampled at temperature 0.8; a prompt of {conditions['prefill_tokens']} tokens.",
         "",
         "| experts in VRAM | VRAM | hits | decode, t/s | stock, t/s | factor | prompt, t/s | stock, t/s | factor |",
@@ -46,8 +46,11 @@ def page(result: dict[str, Any], proxy_page: str) -> str:
         "|---|---|---|---|---|",
         *[_goal(row) for row in rows if row["share"] in GOALS],
         "",
+        *_first_token(rows),
+        "",
         *_identity(result, rows),
         "",
+        *_features(result.get("features", [])),
         *_slots(result["slots"]),
         "",
         f"Command: `{conditions['command']}`, on a machine with the GPU.",
@@ -88,15 +91,49 @@ def _identity(result: dict[str, Any], rows: list[dict[str, Any]]) -> list[str]:
     same = [str(row["share"]) for row in rows if row["identical"]]
     other = [str(row["share"]) for row in rows if not row["identical"]]
     lines = [
-        f"The 20 best log-probabilities of each of {restless['tokens']} greedy tokens are equal, digit by digit, to those of",
+        "The 20 best log-probabilities of each of 200 greedy tokens are equal, digit by digit, to those of",
         f"stock llama.cpp with everything in VRAM: at {', '.join(same)} %"
         + (f"; **not** at {', '.join(other)} %" if other else "")
-        + f"; and with a mover that is made to move all the time ({restless['promotions']} promotions during those tokens): "
+        + f". So are those of {restless['tokens']:,} tokens at 40 % with a mover that is made to move all the time"
+        f" ({restless['promotions']:,} promotions meanwhile): "
         + ("yes." if restless["identical"] else "**no**."),
     ]
     if memcheck := result.get("memcheck"):
         lines.append(f"compute-sanitizer's memcheck on a small paged model, all paths: {memcheck}.")
     return lines
+
+
+def _first_token(rows: list[dict[str, Any]]) -> list[str]:
+    """A short prompt's and a long one's time to the first token, own beside stock."""
+    if not all("first_token_ms_median" in row["paged"] for row in rows):
+        return []
+    lines = [
+        "| experts in VRAM | first token of 2 dozen, ms | stock, ms | of a long prompt, ms | stock, ms |",
+        "|---|---|---|---|---|",
+    ]
+    for row in rows:
+        cells = [f"{row['share']} %"]
+        for key in ("first_token_ms_median", "prefill_first_token_ms"):
+            cells += [f"{row[arm][key]:.0f}" for arm in ("paged", "stock")]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def _features(cases: list[dict[str, Any]]) -> list[str]:
+    if not cases:
+        return []
+    lines = [
+        "Small planted models of each kind of expert (`scripts/gpu_check/features.py`), frames for a third of the experts and",
+        "a mover made to move all the time: the 20 best log-probabilities at each step beside those of stock llama.cpp.",
+        "",
+        "| kind | steps | identical | hits | misses | promotions |",
+        "|---|---|---|---|---|---|",
+    ]
+    for case in cases:
+        same = "yes" if case["identical"] else "**no**" + (f": {case['error']}" if "error" in case else "")
+        figures = [str(case.get(key, "")) for key in ("hits", "misses", "promotions")]
+        lines.append(f"| {case['name']} | {case.get('tokens', '')} | {same} | {' | '.join(figures)} |")
+    return [*lines, ""]
 
 
 def _slots(slots: dict[str, dict[str, float]]) -> list[str]:
