@@ -3,9 +3,9 @@
 Usage: python scripts/gpu_check/features.py ENGINE MODELS RESULT.json
 
 MODELS is a folder that planted_kinds.py has filled. Each model is run twice: by stock llama.cpp with
-everything in VRAM, and paged, with frames for a third of its experts and a mover that is made to move all the
-time. Both are asked the same: 2,000 sampled tokens (the pager reads in mat-vec kernels), and prompts of a dozen
-and of several hundred tokens (gathered and copied batches). Then the same for what a server can do
+everything in VRAM, and paged, with frames for a third of its experts and a mover that is made to move all
+the time. Both are asked the same: 2,000 sampled tokens (the pager reads in mat-vec kernels), and prompts of a
+dozen and of several hundred tokens (gathered and copied batches). Then the same for what a server can do
 besides: shift its context, and speculate with a draft model that is paged as well.
 """
 
