@@ -172,7 +172,8 @@ def _gpu(index: int) -> Gpu | None:
 def _memory(handle: object) -> tuple[int, int]:
     """Bytes that processes may have, and those that none has: what nvidia-smi counts.
 
-    The first form of the question counts what the driver keeps for itself as used, half a gigabyte on some cards.
+    The first form of the question counts what the driver keeps for itself as used: half a gigabyte on some
+    cards.
     """
     try:
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)

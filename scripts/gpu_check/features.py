@@ -15,6 +15,7 @@ import argparse
 import json
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from typing import Any
 from arms import Arm, Bench, Server, paged, running, stock_all
 
 TOKENS = 2000
+_AT_ONCE = 5  # cases: nothing is timed
 _ROOM_BYTES = 8_000_000_000  # more than any of the models takes: the frames are limited by hand
 _LONG = "write a loop over the lines of a file and count the words in each; " * 40
 
@@ -68,12 +70,12 @@ def _answers(server: Server, tokens: int, context: int) -> list[Any]:
     return result
 
 
-def _check(bench: Bench, case: Case) -> dict[str, Any]:
+def _check(bench: Bench, case: Case, port: int) -> dict[str, Any]:
     tokens = TOKENS if case.context > TOKENS else 2 * case.context
     restless = paged(_ROOM_BYTES, MOE_PAGER_HORIZON="1000000", MOE_PAGER_HALF_LIFE="8")
-    with running(bench, _with(stock_all(), case.flags), 18080) as stock:
+    with running(bench, _with(stock_all(), case.flags), port) as stock:
         wanted = _answers(stock, tokens, case.context)
-    with running(bench, _with(restless, case.flags), 18080) as server:
+    with running(bench, _with(restless, case.flags), port) as server:
         total = server.get("/experts")["tiers"]["ram"]["total_bytes"]
         server.post("/experts/budget", {"vram_bytes": total // 3})
         before = server.get("/experts/stats")
@@ -94,6 +96,16 @@ def _with(arm: Arm, flags: tuple[str, ...]) -> Arm:
     return replace(arm, flags=(*arm.flags, *flags))
 
 
+def _try(engine: Path, models: Path, logs: Path, case: Case, port: int) -> dict[str, Any]:
+    bench = Bench(engine, models / f"{case.model}.gguf", logs, context=case.context, batch=512)
+    try:
+        row = _check(bench, case, port)
+    except (OSError, RuntimeError, KeyError) as error:
+        row = {"name": case.name, "identical": False, "error": str(error)}
+    print(row, file=sys.stderr, flush=True)
+    return row
+
+
 def main() -> None:
     """Check all cases; exit with 1 if one differs, or if nothing missed or moved."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -101,19 +113,16 @@ def main() -> None:
     parser.add_argument("models", type=Path)
     parser.add_argument("result", type=Path)
     arguments = parser.parse_args()
-    rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as logs:
-        for case in _cases(arguments.models):
-            model = arguments.models / f"{case.model}.gguf"
-            bench = Bench(arguments.engine, model, Path(logs), context=case.context, batch=512)
-            try:
-                rows.append(_check(bench, case))
-            except (OSError, RuntimeError, KeyError) as error:
-                rows.append({"name": case.name, "identical": False, "error": str(error)})
-            print(rows[-1], file=sys.stderr, flush=True)
-            part = arguments.result.with_suffix(".part")
-            part.write_text(json.dumps(rows, indent=1))
-            part.replace(arguments.result)
+    cases = _cases(arguments.models)
+    with tempfile.TemporaryDirectory() as logs, ThreadPoolExecutor(_AT_ONCE) as pool:
+        started = [
+            pool.submit(_try, arguments.engine, arguments.models, Path(logs), case, 18080 + number)
+            for number, case in enumerate(cases)
+        ]
+        rows = [future.result() for future in started]
+    part = arguments.result.with_suffix(".part")
+    part.write_text(json.dumps(rows, indent=1))
+    part.replace(arguments.result)
     sys.exit(0 if all(row["identical"] for row in rows) else 1)
 
 

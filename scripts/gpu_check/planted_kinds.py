@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -168,8 +169,9 @@ def _ffn(
     yield packed(f"{start}_down{end}.weight", down, *lead, _WIDTH, width)
 
 
-def write(vocabulary: GGUFReader, kind: Kind, out: Path) -> None:
+def write(vocabulary_file: Path, kind: Kind, out: Path) -> None:
     """Write the model of that kind."""
+    vocabulary = GGUFReader(str(vocabulary_file))
     writer = GGUFWriter(str(out), kind.architecture)
     for field in vocabulary.fields.values():
         if field.name.startswith("tokenizer."):
@@ -212,9 +214,13 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    vocabulary = GGUFReader(str(arguments.vocabulary))
-    for name, kind in KINDS.items():
-        write(vocabulary, kind, arguments.folder / f"{name}.gguf")
+    with ProcessPoolExecutor() as pool:  # most of the time goes into reading and writing the vocabulary
+        jobs = [
+            pool.submit(write, arguments.vocabulary, kind, arguments.folder / f"{name}.gguf")
+            for name, kind in KINDS.items()
+        ]
+        for job in jobs:
+            job.result()
 
 
 if __name__ == "__main__":

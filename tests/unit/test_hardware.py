@@ -70,7 +70,8 @@ def test_cores_that_may_not_be_used_do_not_count(monkeypatch: pytest.MonkeyPatch
 def test_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """GPUs with name, memory, compute capability and bandwidths; the library is closed again.
 
-    What the driver keeps for itself is no part of the memory, as for nvidia-smi: a budget is compared with that.
+    What the driver keeps for itself is no part of the memory, as for nvidia-smi: a budget is compared with
+    that.
 
     The clock and width are those of an RTX 3060, of which 360 GB/s are published, on PCIe 4 x16.
     """
