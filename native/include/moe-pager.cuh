@@ -4,16 +4,14 @@
 
 #include "moe-pager.h"
 
-#include "ggml.h"
-
 #include <cstdint>
 
 namespace moe_pager {
 
 // Blocks of the fused paged variant that a multiprocessor must have registers for: as many as of the stock variant of most
-// types. Left alone it takes a few registers more, which costs a block. Q3_K needs so many that they would spill.
-constexpr __host__ __device__ int min_blocks(bool fused_and_paged, ggml_type type) {
-    return fused_and_paged && type != GGML_TYPE_Q3_K ? 10 : 1;
+// types. Left alone it takes a few registers more, which costs a block. For a type that needs many more they would spill.
+constexpr __host__ __device__ int min_blocks(bool fused_and_paged, bool spills) {
+    return fused_and_paged && !spills ? 10 : 1;
 }
 
 __device__ __forceinline__ bool is_home(uint64_t entry) {
