@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -158,3 +159,11 @@ def runtime_place(
 def runtime_arguments(runtime_place: Path, fake_server: Path) -> dict[str, Any]:
     """How a HybridMoERuntime of the fake is made; ``engine_args`` are its switches."""
     return {"model": "planted-moe", "engine": fake_server}
+
+
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt, also where the tests were started in the background and ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -40,6 +40,7 @@ def test_results_and_errors_come_back(loop: LoopThread) -> None:
         loop.run(_number())
 
 
+@pytest.mark.usefixtures("interrupts")
 def test_an_interrupt_cancels_the_work_and_waits_for_its_end(loop: LoopThread) -> None:
     """Every resource is closed also on KeyboardInterrupt: the work was cancelled and cleaned up."""
     ended: list[str] = []

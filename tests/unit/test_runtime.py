@@ -165,6 +165,7 @@ def test_an_engine_that_does_not_start(runtime_arguments: dict[str, Any]) -> Non
         moe.start()
 
 
+@pytest.mark.usefixtures("interrupts")
 def test_an_interrupt_while_the_model_loads(runtime_arguments: dict[str, Any], tmp_path: Path) -> None:
     """Ctrl-C in a start: KeyboardInterrupt comes through, and no engine stays."""
     starts = tmp_path / "starts"
@@ -182,6 +183,7 @@ def test_an_interrupt_while_the_model_loads(runtime_arguments: dict[str, Any], t
     assert gone(int(starts.read_text()))
 
 
+@pytest.mark.usefixtures("interrupts")
 def test_an_interrupt_in_an_answer(runtime_arguments: dict[str, Any]) -> None:
     """Ctrl-C in an answer stops the model's work on it; the runtime can be used on."""
     with HybridMoERuntime(**runtime_arguments, engine_args=("--hang-after-chunks", "2")) as moe:
