@@ -31,7 +31,7 @@ async def test_placement_and_tiers(tmp_path: Path) -> None:
         await engine.ready(PATIENCE_S)
         active = ActiveRequests(MAP, kappa=8.0, min_distance=0.05)
         activity = Activity(active, feed, control)
-        report = Report("m", LAYOUT, "m", engine, control, feed, activity, Metrics(), None)
+        report = Report("m", LAYOUT, "m", engine, control, feed, activity, Metrics(), None, None)
         before: Any = await report.placement()
         assert before["resident"] == dict.fromkeys("0123", "0" * 32)
         assert (before["experts"], before["prior"], before["remarks"]) == (32, None, [])
