@@ -141,6 +141,7 @@ def test_wrong_arguments(
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("interrupts")
 def test_ctrl_c_ends_it_with_what_it_has(runtime_place: Path, fake_server: Path, tmp_path: Path) -> None:
     """Interrupted: exit code 130, the table and the file of what was measured, no engine."""
     starts, output = tmp_path / "starts", tmp_path / "r.json"
